@@ -48,8 +48,7 @@ pub mod maps {
     pub const STAMPS: &str = "STAMPS";
 
     /// Every map of the object, in the order in which they are pinned.
-    pub const ALL: [&str; 10] =
-        [GATES, NAMES, SETTINGS, ADDRESSES, PREFIXES, PORTS, EXEMPT, COUNTERS, EVENTS, STAMPS];
+    pub const ALL: [&str; 10] = [GATES, NAMES, SETTINGS, ADDRESSES, PREFIXES, PORTS, EXEMPT, COUNTERS, EVENTS, STAMPS];
 }
 
 /// Names of the programs in the object. At most 15 bytes: the kernel's limit.
@@ -74,8 +73,7 @@ pub mod programs {
     pub const SOCKETS: &str = "stamp_sockets";
 
     /// Every program of the object.
-    pub const ALL: [&str; 9] =
-        [XDP_FRAGS, XDP, TC_IN, TC_OUT, TC_L3_IN, TC_L3_OUT, CGROUP_IN, CGROUP_OUT, SOCKETS];
+    pub const ALL: [&str; 9] = [XDP_FRAGS, XDP, TC_IN, TC_OUT, TC_L3_IN, TC_L3_OUT, CGROUP_IN, CGROUP_OUT, SOCKETS];
 }
 
 /// The kernel object that is open while `now < deadline_ns` (CLOCK_BOOTTIME).
@@ -289,8 +287,7 @@ pub enum Event {
 }
 
 impl Event {
-    pub const ALL: [Event; 4] =
-        [Event::StampFailed, Event::UnreadableDropped, Event::NoGate, Event::ExemptPassed];
+    pub const ALL: [Event; 4] = [Event::StampFailed, Event::UnreadableDropped, Event::NoGate, Event::ExemptPassed];
 }
 
 /// Entries of [`maps::EVENTS`], with room to grow.
