@@ -99,7 +99,6 @@ impl fmt::Display for Tools {
 /// A compiler that can build for a target without a ready-made `core`, with the linker for it.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
-    pub(crate) cargo: PathBuf,
     pub(crate) rustc: PathBuf,
     pub(crate) linker: PathBuf,
     pub(crate) tools: Tools,
@@ -108,13 +107,8 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Rustup's nightly if it has the sources of the standard library, else the system's compiler if it has them.
     pub(crate) fn find() -> Result<Self, Error> {
-        let (rustc, sysroot) = [rustup_nightly(), Some(PathBuf::from("/usr/bin/rustc"))]
-            .into_iter()
-            .flatten()
-            .find_map(|rustc| sysroot_with_sources(&rustc).map(|sysroot| (rustc, sysroot)))
-            .ok_or(Error::NoCompiler)?;
+        let (rustc, sysroot) = compiler().ok_or(Error::NoCompiler)?;
         let linker = in_path("bpf-linker").ok_or(Error::NoLinker)?;
         let objcopy = ["llvm-objcopy-22", "llvm-objcopy"].into_iter().find_map(in_path);
         let tools = Tools {
@@ -125,20 +119,22 @@ impl Toolchain {
                 None => "none".to_owned(),
             },
         };
-        Ok(Self { cargo: rustc.with_file_name("cargo"), rustc, linker, tools, sysroot, objcopy })
+        Ok(Self { rustc, linker, tools, sysroot, objcopy })
     }
 
-    /// A cargo for the kernel programs' workspace: `build`, or `clippy` from the same toolchain.
-    pub(crate) fn cargo(&self, subcommand: &str, request: &Request<'_>) -> Command {
-        let mut cargo = Command::new(&self.cargo);
+    /// A command for the kernel programs' workspace: `cargo`'s `build` or `cargo-clippy`'s `clippy`, both of this
+    /// toolchain and not of the one that `PATH` gives.
+    pub(crate) fn command(&self, program: &str, subcommand: &str, request: &Request<'_>) -> Command {
+        let mut command = Command::new(self.rustc.with_file_name(program));
         // What the outer cargo sets for its own build must not reach the inner one; how to reach a registry may.
         for (name, _) in env::vars_os() {
             if name.to_str().is_none_or(belongs_to_outer_cargo) {
-                cargo.env_remove(&name);
+                command.env_remove(&name);
             }
         }
-        cargo
+        command
             .current_dir(request.root.join("ebpf"))
+            .env("CARGO", self.rustc.with_file_name("cargo"))
             .env("RUSTC", &self.rustc)
             .env("RUSTC_BOOTSTRAP", "1")
             .env("CARGO_ENCODED_RUSTFLAGS", self.rustflags(request))
@@ -148,13 +144,12 @@ impl Toolchain {
             .arg("--target-dir")
             .arg(request.inner_target())
             .stdin(Stdio::null());
-        cargo
+        command
     }
 
     /// Builds the object and writes it to `to`, without its DWARF and with its BTF.
     pub(crate) fn build(&self, request: &Request<'_>, to: &Path) -> Result<(), Error> {
-        let mut cargo = self.cargo("build", request);
-        output(&mut cargo)?;
+        output(&mut self.command("cargo", "build", request))?;
         let built = request.inner_target().join(target_triple()).join("release").join(request.bin);
         match &self.objcopy {
             Some(program) => output(Command::new(program).arg("--strip-debug").arg(&built).arg(to)).map(drop),
@@ -313,6 +308,15 @@ fn belongs_to_outer_cargo(name: &str) -> bool {
         || name.starts_with("RUSTC")
         || name == "RUSTDOC"
         || name.starts_with("CARGO") && !passes.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Rustup's nightly if it has the sources of the standard library, else the system's compiler if it has them; with
+/// its sysroot.
+pub(crate) fn compiler() -> Option<(PathBuf, PathBuf)> {
+    [rustup_nightly(), Some(PathBuf::from("/usr/bin/rustc"))]
+        .into_iter()
+        .flatten()
+        .find_map(|rustc| sysroot_with_sources(&rustc).map(|sysroot| (rustc, sysroot)))
 }
 
 fn rustup_nightly() -> Option<PathBuf> {
