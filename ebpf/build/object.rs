@@ -3,7 +3,6 @@
 //! The agent's build script and `xtask` include this file by path, so it uses nothing but `std`.
 
 use std::env;
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -40,6 +39,7 @@ pub(crate) enum Error {
     Run { program: PathBuf, source: io::Error },
     Failed { program: PathBuf, stderr: String },
     File { operation: &'static str, path: PathBuf, source: io::Error },
+    NoRecord { path: PathBuf },
     Record { path: PathBuf, key: &'static str },
     Stale { path: PathBuf },
 }
@@ -57,6 +57,13 @@ impl fmt::Display for Error {
                 write!(f, "{} failed, correct what it reports:\n{}", program.display(), stderr.trim_end())
             }
             Error::File { operation, path, source } => write!(f, "cannot {operation} {}: {source}", path.display()),
+            Error::NoRecord { path } => {
+                write!(
+                    f,
+                    "there is no committed object, for want of {}: make it with `cargo xtask ebpf --update`",
+                    path.display()
+                )
+            }
             Error::Record { path, key } => {
                 write!(f, "{} has no `{key}`: write it with `cargo xtask ebpf --update`", path.display())
             }
@@ -74,9 +81,12 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Error::Run { source, .. } | Error::File { source, .. } => Some(source),
-            Error::NoCompiler | Error::NoLinker | Error::Failed { .. } | Error::Record { .. } | Error::Stale { .. } => {
-                None
-            }
+            Error::NoCompiler
+            | Error::NoLinker
+            | Error::Failed { .. }
+            | Error::NoRecord { .. }
+            | Error::Record { .. }
+            | Error::Stale { .. } => None,
         }
     }
 }
@@ -187,7 +197,10 @@ pub(crate) struct Record {
 impl Record {
     /// Reads the record beside the committed object.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
-        let text = fs::read_to_string(path).map_err(|source| file("read", path, source))?;
+        let text = fs::read_to_string(path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => Error::NoRecord { path: path.to_owned() },
+            _ => file("read", path, source),
+        })?;
         let value = |key| value_of(&text, key).ok_or(Error::Record { path: path.to_owned(), key });
         Ok(Self {
             tools: Tools { rustc: value("rustc")?, linker: value("linker")?, objcopy: value("objcopy")? },
@@ -339,11 +352,80 @@ pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
 
 /// Runs a program to its end and returns what it printed, without the white space around it.
 fn output(command: &mut Command) -> Result<String, Error> {
-    let program = |name: &OsStr| PathBuf::from(name);
-    let done = command.output().map_err(|source| Error::Run { program: program(command.get_program()), source })?;
+    let program = PathBuf::from(command.get_program());
+    let done = match command.output() {
+        Ok(done) => done,
+        Err(source) => return Err(Error::Run { program, source }),
+    };
     if !done.status.success() {
         let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
-        return Err(Error::Failed { program: program(command.get_program()), stderr });
+        return Err(Error::Failed { program, stderr });
     }
     Ok(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A checkout of nothing but what decides the object.
+    fn checkout() -> tempfile::TempDir {
+        let root = tempfile::tempdir().expect("temporary folder");
+        for folder in ["ebpf/src", "ebpf/common/src", "agent/prebuilt"] {
+            fs::create_dir_all(root.path().join(folder)).expect("folder");
+        }
+        for file in ["ebpf/Cargo.toml", "ebpf/Cargo.lock", "ebpf/common/Cargo.toml", "ebpf/src/main.rs"] {
+            fs::write(root.path().join(file), file).expect("file");
+        }
+        root
+    }
+
+    fn record(root: &Path, arch: &str, source: &str) {
+        let text = format!(
+            "# comment\nrustc = \"r = 1\"\nlinker = \"l\"\nobjcopy = \"o\"\narch = \"{arch}\"\nsource = \"{source}\"\n"
+        );
+        fs::write(prebuilt(root).join("portcullis.toml"), text).expect("record");
+    }
+
+    #[test]
+    fn trusts_an_object_of_these_sources_only() {
+        let root = checkout();
+        let root = root.path();
+        assert!(matches!(trusted_record(root), Err(Error::NoRecord { .. })));
+        record(root, "x86_64", &source_hash(root).expect("hash"));
+        let tools = Tools { rustc: "r = 1".to_owned(), linker: "l".to_owned(), objcopy: "o".to_owned() };
+        assert_eq!(trusted_record(root).expect("trusted").tools, tools);
+        for (path, content) in [("ebpf/src/main.rs", "changed"), ("ebpf/common/src/new.rs", "")] {
+            let path = root.join(path);
+            let before = fs::read(&path).ok();
+            fs::write(&path, content).expect("file");
+            assert!(matches!(trusted_record(root), Err(Error::Stale { .. })), "{}", path.display());
+            match before {
+                Some(before) => fs::write(&path, before).expect("file"),
+                None => fs::remove_file(&path).expect("file"),
+            }
+        }
+        trusted_record(root).expect("trusted again");
+        record(root, "s390x", &source_hash(root).expect("hash"));
+        assert!(matches!(trusted_record(root), Err(Error::Stale { .. })), "another byte order");
+        fs::write(prebuilt(root).join("portcullis.toml"), "rustc = \"r\"\n").expect("record");
+        assert!(matches!(trusted_record(root), Err(Error::Record { key: "linker", .. })));
+    }
+
+    #[test]
+    fn inner_cargo_inherits_how_to_reach_a_registry_and_nothing_else() {
+        for name in ["CARGO", "CARGO_MANIFEST_DIR", "CARGO_BUILD_TARGET", "RUSTC_WRAPPER", "RUSTUP_TOOLCHAIN", "TARGET"]
+        {
+            assert!(belongs_to_outer_cargo(name), "{name}");
+        }
+        for name in ["CARGO_HOME", "CARGO_NET_OFFLINE", "CARGO_HTTP_PROXY", "PATH", "HOME", "SSL_CERT_FILE"] {
+            assert!(!belongs_to_outer_cargo(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn objcopy_is_known_by_the_line_with_its_version() {
+        let printed = "llvm-objcopy, compatible with GNU objcopy\nDebian LLVM version 22.1.8\n  Optimized build.";
+        assert_eq!(objcopy_version(printed), "llvm-objcopy, Debian LLVM version 22.1.8");
+    }
 }

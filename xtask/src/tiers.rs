@@ -202,8 +202,8 @@ impl Session<'_> {
         let mut counts = Counts::default();
         for manifest in ["Cargo.toml", "ebpf/Cargo.toml", "ebpf/fuzz/Cargo.toml"] {
             let deny = |checks: &[&str]| {
-                let mut command = self.cargo(["deny", "--locked", "--manifest-path", manifest, "check", "--config"]);
-                command.arg(self.root.join("deny.toml")).args(checks);
+                let mut command = self.cargo(["deny", "--locked", "--manifest-path", manifest, "--config"]);
+                command.arg(self.root.join("deny.toml")).arg("check").args(checks);
                 command
             };
             let (static_checks, mut advisories) = (deny(&["bans", "licenses", "sources"]), deny(&["advisories"]));
