@@ -203,7 +203,7 @@ impl Session<'_> {
         for manifest in ["Cargo.toml", "ebpf/Cargo.toml", "ebpf/fuzz/Cargo.toml"] {
             let deny = |checks: &[&str]| {
                 let mut command = self.cargo(["deny", "--locked", "--manifest-path", manifest, "--config"]);
-                command.arg(self.root.join("deny.toml")).arg("check").args(checks);
+                command.arg(self.root.join("deny.toml")).args(["check", "--hide-inclusion-graph"]).args(checks);
                 command
             };
             let (static_checks, mut advisories) = (deny(&["bans", "licenses", "sources"]), deny(&["advisories"]));
@@ -296,13 +296,14 @@ impl Session<'_> {
 
 /// Where the database of advisories cannot be fetched, nothing is known of the dependencies; that is not their fault.
 fn advisories_outcome(success: bool, stderr: &str) -> Outcome {
-    let line = |word: &str| stderr.lines().find(|line| line.contains(word)).map(|line| line.trim().to_owned());
+    const UNREACHABLE: &str = "failed to fetch advisory database";
     if success {
         Outcome::Passed("none".to_owned())
-    } else if let Some(reason) = line("failed to fetch advisory database") {
-        Outcome::Skipped(reason)
+    } else if let Some((_, rest)) = stderr.split_once(UNREACHABLE) {
+        let database = rest.split_whitespace().next().unwrap_or_default();
+        Outcome::Skipped(format!("{UNREACHABLE} {database}"))
     } else {
-        Outcome::Failed(line("error").unwrap_or_else(|| stderr.to_owned()))
+        Outcome::Failed(stderr.trim_end().to_owned())
     }
 }
 
@@ -313,10 +314,11 @@ mod tests {
     #[test]
     fn advisories_are_skipped_only_without_their_database() {
         let unreachable =
-            "2026-01-01 [ERROR] failed to fetch advisory database https://github.com/rustsec/advisory-db\n";
-        assert!(matches!(advisories_outcome(false, unreachable), Outcome::Skipped(_)));
-        assert!(matches!(advisories_outcome(false, "error[vulnerability]: bad\n"), Outcome::Failed(reason) if
-            reason == "error[vulnerability]: bad"));
+            "2026-01-01 [ERROR] failed to fetch advisory database https://example.org/db with cli: failed\n";
+        let reason = "failed to fetch advisory database https://example.org/db".to_owned();
+        assert_eq!(advisories_outcome(false, unreachable), Outcome::Skipped(reason));
+        let vulnerable = advisories_outcome(false, "error[vulnerability]: bad\n");
+        assert_eq!(vulnerable, Outcome::Failed("error[vulnerability]: bad".to_owned()));
         assert!(matches!(advisories_outcome(true, ""), Outcome::Passed(_)));
     }
 }
