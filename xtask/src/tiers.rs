@@ -4,10 +4,10 @@ use std::env::consts::ARCH;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 
 use crate::counts::{Counts, Outcome};
@@ -21,6 +21,8 @@ const SKIPS: &str = "PORTCULLIS_SKIPS";
 const AGENT: &str = "PORTCULLIS_BIN";
 /// Set to 1 for tests that take longer the more they try.
 const LONG: &str = "PORTCULLIS_LONG";
+/// Arguments of cargo for the program that knows what tests may leave behind.
+const RESIDUE: [&str; 7] = ["run", "--quiet", "--locked", "-p", "portcullis-tests", "--bin", "residue"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -93,7 +95,8 @@ impl fmt::Display for Tier {
 pub(crate) fn run(root: &Path, options: &Options) -> anyhow::Result<ExitCode> {
     setup::run(false)?;
     let started = Instant::now();
-    let mut session = Session { root, target: target(root), options, tier: Tier::Lint, failures: Vec::new() };
+    let mut session =
+        Session { root, target: target(root), options, tier: Tier::Lint, snapshot: None, failures: Vec::new() };
     let mut sum = Counts::default();
     for &tier in Tier::value_variants() {
         let asked_for = options.tiers.is_empty() || options.tiers.contains(&tier);
@@ -101,7 +104,11 @@ pub(crate) fn run(root: &Path, options: &Options) -> anyhow::Result<ExitCode> {
             println!("\n== {tier}");
             let started = Instant::now();
             session.tier = tier;
-            let counts = session.run()?;
+            // What does not build must not keep the other tiers from being run, nor the sum from being printed.
+            let counts = match session.run() {
+                Ok(counts) => counts,
+                Err(error) => session.count("run", &Outcome::Failed(format!("{error:#}"))),
+            };
             println!("== {tier}: {counts} in {:.1} s", started.elapsed().as_secs_f32());
             sum += counts;
         }
@@ -121,6 +128,8 @@ struct Session<'a> {
     target: PathBuf,
     options: &'a Options,
     tier: Tier,
+    /// What stood on the machine before the kernel tier.
+    snapshot: Option<PathBuf>,
     /// Names of what failed, for the end of the output.
     failures: Vec<String>,
 }
@@ -137,9 +146,7 @@ impl Session<'_> {
                 fuzz::run(self.root, seconds).map(|outcome| self.count("fuzz", &outcome))
             }
             Tier::Deny => self.deny(),
-            Tier::Residue => {
-                self.check("residue", self.cargo(["run", "-p", "portcullis-tests", "--bin", "residue", "--", "check"]))
-            }
+            Tier::Residue => self.residue(),
         }
     }
 
@@ -188,14 +195,42 @@ impl Session<'_> {
     }
 
     fn kernel(&mut self) -> anyhow::Result<Counts> {
-        if !rustix::process::geteuid().is_root() {
-            let reason = "loading programs and making namespaces needs root: run this as root".to_owned();
-            return Ok(self.count("kernel", &Outcome::Skipped(reason)));
+        if let Some(counts) = self.skipped_without_root() {
+            return Ok(counts);
         }
+        self.take_snapshot()?;
         succeed(&mut self.cargo(["build", "-p", "portcullis", "--locked"]))?;
         let mut tests = self.cargo(["test", "-p", "portcullis-tests", "--test", "*", "--locked", "--no-fail-fast"]);
         tests.env(AGENT, self.target.join("debug/portcullis"));
         self.tests(tests)
+    }
+
+    /// Remembers what stood on the machine before the tests of the kernel, which is not theirs.
+    fn take_snapshot(&mut self) -> anyhow::Result<()> {
+        let mut command = self.cargo(RESIDUE);
+        let output =
+            command.args(["--", "snapshot"]).stderr(Stdio::inherit()).output().context("cannot run residue")?;
+        if !output.status.success() {
+            bail!("residue snapshot ended with {}: see its messages above", output.status);
+        }
+        let path = self.target.join("residue-snapshot");
+        fs::write(&path, output.stdout).with_context(|| format!("cannot write {}", path.display()))?;
+        self.snapshot = Some(path);
+        Ok(())
+    }
+
+    fn residue(&mut self) -> anyhow::Result<Counts> {
+        if let Some(counts) = self.skipped_without_root() {
+            return Ok(counts);
+        }
+        let mut command = self.cargo(RESIDUE);
+        command.args(["--", "check"]).args(&self.snapshot);
+        self.check("residue", command)
+    }
+
+    fn skipped_without_root(&mut self) -> Option<Counts> {
+        let reason = "loading programs and looking into namespaces needs root: run this as root";
+        (!rustix::process::geteuid().is_root()).then(|| self.count("root", &Outcome::Skipped(reason.to_owned())))
     }
 
     fn deny(&mut self) -> anyhow::Result<Counts> {
