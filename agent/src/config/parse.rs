@@ -258,20 +258,22 @@ fn read_service(
     for prefix in addresses.iter().chain(&behind).chain(&remotes) {
         validate::prefix(reader, prefix, scope);
     }
-    for (ports, of) in [("ports", ["addresses", "behind"].as_slice()), ("remote_ports", &["remotes"])] {
+    let selects = |key: &str| table.get(key).is_some_and(|list| !is_empty(list));
+    for (ports, keys, of) in [
+        ("ports", ["addresses", "behind"].as_slice(), "`addresses` or `behind`"),
+        ("remote_ports", &["remotes"], "`remotes`"),
+    ] {
         if let Some((key, _)) = table.get_key_value(ports)
-            && of.iter().all(|of| !table.contains_key(*of))
+            && !keys.iter().any(|key| selects(key))
         {
-            let of = if of.len() == 1 { "`remotes`" } else { "`addresses` or `behind`" };
             reader.refuse(key.span(), Problem::PortsWithoutAddresses { ports, of });
         }
     }
-    let selects =
-        ["addresses", "behind", "remotes"].iter().any(|key| table.get(*key).is_some_and(|list| !is_empty(list)));
-    if !selects && scope == Scope::Service && !table.contains_key("scope") {
+    // A scope that cannot be read has its own error.
+    let scope_says_node =
+        scope == Scope::Node || table.get("scope").is_some_and(|scope| scope.get_ref().as_str() != Some("service"));
+    if !scope_says_node && !["addresses", "behind", "remotes"].into_iter().any(selects) {
         reader.refuse(place.name.clone(), Problem::NoSelector(name.clone()));
-    } else if !selects && scope == Scope::Service {
-        reader.refuse(span_of(table, "scope"), Problem::NoSelector(name.clone()));
     }
     let lease_is_known = lease.is_some();
     let lease = lease.unwrap_or(Lease::Local { ttl_cap: TTL_DEFAULT });

@@ -1,6 +1,10 @@
 //! What must hold between several values, and what is allowed but worth a word.
 
-use std::{net::IpAddr, ops::Range, sync::LazyLock, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
+    time::Duration,
+};
 
 use portcullis_common::layout::MAX_GATES;
 
@@ -21,19 +25,24 @@ pub(super) struct ServicePlaces {
 }
 
 /// Ranges of which no address is a host's, or only within the host itself.
-static SPECIAL: LazyLock<[(Prefix, &str); 8]> = LazyLock::new(|| {
-    [
-        ("0.0.0.0", 8, "unspecified"),
-        ("127.0.0.0", 8, "loopback"),
-        ("224.0.0.0", 4, "multicast"),
-        ("255.255.255.255", 32, "broadcast"),
-        ("::", 128, "unspecified"),
-        ("::1", 128, "loopback"),
-        ("::ffff:0:0", 96, "IPv4 in IPv6 notation"),
-        ("ff00::", 8, "multicast"),
-    ]
-    .map(|(address, length, kind)| (Prefix { address: address.parse().expect("a literal address"), length }, kind))
-});
+const SPECIAL: [(Prefix, &str); 8] = [
+    (v4([0, 0, 0, 0], 8), "unspecified"),
+    (v4([127, 0, 0, 0], 8), "loopback"),
+    (v4([224, 0, 0, 0], 4), "multicast"),
+    (v4([255; 4], 32), "broadcast"),
+    (v6([0; 8], 128), "unspecified"),
+    (v6([0, 0, 0, 0, 0, 0, 0, 1], 128), "loopback"),
+    (v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96), "IPv4 in IPv6 notation"),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), "multicast"),
+];
+
+const fn v4([a, b, c, d]: [u8; 4], length: u8) -> Prefix {
+    Prefix { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length }
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], length: u8) -> Prefix {
+    Prefix { address: IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h)), length }
+}
 
 /// The special range that shares addresses with `prefix`.
 fn special(prefix: &Prefix) -> Option<(Prefix, &'static str)> {
