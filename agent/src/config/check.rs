@@ -47,7 +47,8 @@ impl Timing {
     pub fn of(service: &Service, agent: &Agent) -> Self {
         let Lease::Local { ttl_cap: ttl } = service.lease;
         let open_for = less_drift(ttl, agent.drift_ppm).saturating_sub(service.margin);
-        let renewal = ttl / RENEWALS_PER_TTL;
+        // To the millisecond: nobody renews more exactly.
+        let renewal = Duration::from_millis(u64::try_from((ttl / RENEWALS_PER_TTL).as_millis()).unwrap_or(u64::MAX));
         Self {
             ttl,
             open_for,

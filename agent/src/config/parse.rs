@@ -11,7 +11,9 @@ use toml::{
 use super::{
     model::{Agent, Attach, Config, Endpoint, Lease, Ports, Prefix, Scope, Service, StoreLost, Tc, Xdp},
     problem::{Problem, TextRule, Warning},
-    read::{Item, Reader, Schema, boolean, choice, duration, parsed, path, socket_path, string, tables, text},
+    read::{
+        Item, Reader, Schema, boolean, choice, duration, parsed, path, socket_path, string, tables, text, wrong_type,
+    },
     report::{Errors, Located},
     validate::{self, ServicePlaces},
     values::parse_drift,
@@ -112,31 +114,28 @@ impl Config {
         for error in errors {
             reader.refuse(error.span().unwrap_or(0..0), Problem::Syntax(error.message().to_owned()));
         }
-        if !reader.problems.is_empty() {
-            return Err(sorted(reader));
+        if !reader.is_clean() {
+            return Err(reader.into_errors());
         }
         let (config, places) = read_document(&mut reader, document.get_ref());
         validate::exemptions(&mut reader, &config, &places);
         // Whether the rules fit is asked only when they are what the operator meant.
-        if reader.problems.is_empty() {
+        if reader.is_clean() {
             validate::rules(&mut reader, &config, &places);
         }
-        if !reader.problems.is_empty() {
-            return Err(sorted(reader));
+        if !reader.is_clean() {
+            return Err(reader.into_errors());
         }
         let warnings = validate::warnings(&reader, &config, &places);
         Ok(Loaded { config, warnings })
     }
 }
 
-fn sorted(mut reader: Reader<'_>) -> Errors {
-    reader.problems.sort_by_key(|problem| (problem.line, problem.column));
-    Errors(reader.problems)
-}
-
 /// Where in the file things stand that checks across several values point at.
 #[derive(Default)]
 pub(super) struct Places {
+    /// Not there if it could not be read: nothing that rests on it is checked then.
+    drift_ppm: Option<u32>,
     pub(super) attach: Range<usize>,
     pub(super) excluded: Vec<Range<usize>>,
     pub(super) exempt: Vec<Range<usize>>,
@@ -161,11 +160,10 @@ fn read_document(reader: &mut Reader<'_>, root: &DeTable<'_>) -> (Config, Places
     };
     for value in tables {
         let Some(table) = reader.table(value) else { continue };
-        let (service, place) = read_service(reader, value, table, agent.drift_ppm);
+        let (service, place) = read_service(reader, value, table, places.drift_ppm);
         if let Some(first) = names.get(&service.name) {
             let line = reader.line_of(first);
-            reader
-                .refuse(place.name.clone(), Problem::Duplicate { what: "service", given: service.name.clone(), line });
+            reader.refuse(place.name.clone(), Problem::NameTaken { name: service.name.clone(), line });
         } else if !service.name.is_empty() {
             names.insert(service.name.clone(), place.name.clone());
         }
@@ -183,7 +181,8 @@ fn read_agent(reader: &mut Reader<'_>, table: &DeTable<'_>, places: &mut Places)
         None => host_name(reader),
     };
     let drift = |value: &DeValue<'_>| {
-        let given = parse_drift(string(value)?)?;
+        let text = value.as_str().ok_or_else(|| wrong_type("a drift bound such as \"10%\"", value))?;
+        let given = parse_drift(text)?;
         if (DRIFT_LEAST..=DRIFT_MOST).contains(&given) {
             Ok(given)
         } else {
@@ -192,6 +191,7 @@ fn read_agent(reader: &mut Reader<'_>, table: &DeTable<'_>, places: &mut Places)
     };
     let excluded = reader.list(table, "exclude_interfaces", text(TextRule::Interface, is_interface));
     let exempt = reader.list(table, "exempt", parsed::<Endpoint>);
+    places.drift_ppm = reader.get_or(table, "drift", DRIFT_DEFAULT, drift);
     places.attach = span_of(table, "attach");
     places.excluded = excluded.iter().map(|item| item.span.clone()).collect();
     places.exempt = exempt.iter().map(|item| item.span.clone()).collect();
@@ -219,7 +219,7 @@ fn read_agent(reader: &mut Reader<'_>, table: &DeTable<'_>, places: &mut Places)
             .get(table, "attach", choice(&[("armed", Attach::Armed), ("on-fence", Attach::OnFence)]))
             .unwrap_or(Attach::Armed),
         exclude_interfaces: values(excluded),
-        drift_ppm: reader.get(table, "drift", drift).unwrap_or(DRIFT_DEFAULT),
+        drift_ppm: places.drift_ppm.unwrap_or(DRIFT_DEFAULT),
         exempt_ssh: reader.get(table, "exempt_ssh", boolean).unwrap_or(true),
         exempt: values(exempt),
     }
@@ -229,7 +229,7 @@ fn read_service(
     reader: &mut Reader<'_>,
     header: &Spanned<DeValue<'_>>,
     table: &DeTable<'_>,
-    drift_ppm: u32,
+    drift_ppm: Option<u32>,
 ) -> (Service, ServicePlaces) {
     reader.known_keys(table, &SERVICE, &[&AGENT]);
     let name = match table.get("name") {
@@ -240,23 +240,21 @@ fn read_service(
         Some(value) => reader.table(value).and_then(|lease| read_lease(reader, value, lease)),
         None => missing(reader, header, &SERVICE, "lease", "lease = { source = \"local\", ttl = \"10s\" }"),
     };
-    let margin = match table.get("margin") {
-        Some(_) => reader.get(table, "margin", duration("the margin", Duration::ZERO, TTL_MOST)),
-        None => Some(MARGIN_DEFAULT),
-    };
+    let margin = reader.get_or(table, "margin", MARGIN_DEFAULT, duration("the margin", Duration::ZERO, TTL_MOST));
     let addresses = reader.list(table, "addresses", parsed::<Prefix>);
     let behind = reader.list(table, "behind", parsed::<Prefix>);
     let remotes = reader.list(table, "remotes", parsed::<Prefix>);
-    let scope = reader
-        .get(table, "scope", choice(&[("service", Scope::Service), ("node", Scope::Node)]))
-        .unwrap_or(Scope::Service);
+    let scopes = choice(&[("service", Scope::Service), ("node", Scope::Node)]);
+    let scope = reader.get_or(table, "scope", Scope::Service, scopes);
     let place = ServicePlaces {
         name: table.get("name").map_or_else(|| header.span(), Spanned::span),
         addresses: table.get("addresses").map(Spanned::span),
         when_store_lost: span_of(table, "when_store_lost"),
     };
-    for prefix in addresses.iter().chain(&behind).chain(&remotes) {
-        validate::prefix(reader, prefix, scope);
+    if let Some(scope) = scope {
+        for prefix in addresses.iter().chain(&behind).chain(&remotes) {
+            validate::prefix(reader, prefix, scope);
+        }
     }
     let selects = |key: &str| table.get(key).is_some_and(|list| !is_empty(list));
     for (ports, keys, of) in [
@@ -264,33 +262,30 @@ fn read_service(
         ("remote_ports", &["remotes"], "`remotes`"),
     ] {
         if let Some((key, _)) = table.get_key_value(ports)
+            && selects(ports)
             && !keys.iter().any(|key| selects(key))
         {
             reader.refuse(key.span(), Problem::PortsWithoutAddresses { ports, of });
         }
     }
-    // A scope that cannot be read has its own error.
-    let scope_says_node =
-        scope == Scope::Node || table.get("scope").is_some_and(|scope| scope.get_ref().as_str() != Some("service"));
-    if !scope_says_node && !["addresses", "behind", "remotes"].into_iter().any(selects) {
-        reader.refuse(place.name.clone(), Problem::NoSelector(name.clone()));
+    if scope == Some(Scope::Service) && !["addresses", "behind", "remotes"].into_iter().any(selects) {
+        reader.refuse(place.name.clone(), Problem::NoSelector);
     }
-    let lease_is_known = lease.is_some();
-    let lease = lease.unwrap_or(Lease::Local { ttl_cap: TTL_DEFAULT });
-    if let (true, Some(margin)) = (lease_is_known, margin) {
-        let place = ["margin", "lease"].into_iter().find(|key| table.contains_key(*key)).map(|key| span_of(table, key));
-        validate::margin(reader, place.unwrap_or_else(|| header.span()), &lease, margin, drift_ppm);
+    if let (Some(lease), Some(margin), Some(drift_ppm)) = (&lease, margin, drift_ppm) {
+        let key = if table.contains_key("margin") { "margin" } else { "lease" };
+        validate::margin(reader, span_of(table, key), lease, margin, drift_ppm);
     }
     let service = Service {
         name,
-        lease,
+        // Stands in for what was refused, as the other defaults do.
+        lease: lease.unwrap_or(Lease::Local { ttl_cap: TTL_DEFAULT }),
         margin: margin.unwrap_or(MARGIN_DEFAULT),
         addresses: values(addresses),
         behind: values(behind),
         remotes: values(remotes),
         ports: values(reader.list(table, "ports", parsed::<Ports>)),
         remote_ports: values(reader.list(table, "remote_ports", parsed::<Ports>)),
-        scope,
+        scope: scope.unwrap_or(Scope::Service),
         when_store_lost: reader
             .get(table, "when_store_lost", choice(&[("fence", StoreLost::Fence), ("hold", StoreLost::Hold)]))
             .unwrap_or(StoreLost::Fence),
@@ -311,11 +306,8 @@ fn read_lease(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>, table: &DeT
         None => missing(reader, value, &LEASE, "source", "lease = { source = \"local\", ttl = \"10s\" }")?,
     }
     reader.known_keys(table, &LEASE, &[&SERVICE]);
-    match table.get("ttl") {
-        Some(_) => reader.get(table, "ttl", duration("the TTL", TTL_LEAST, TTL_MOST)),
-        None => Some(TTL_DEFAULT),
-    }
-    .map(|ttl_cap| Lease::Local { ttl_cap })
+    let ttl = reader.get_or(table, "ttl", TTL_DEFAULT, duration("the TTL", TTL_LEAST, TTL_MOST));
+    ttl.map(|ttl_cap| Lease::Local { ttl_cap })
 }
 
 fn missing<T>(

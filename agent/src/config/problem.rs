@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::{
     model::Prefix,
+    report::Finding,
     rules::RuleError,
     values::{Drift, Span, ValueError},
 };
@@ -32,8 +33,10 @@ pub enum Problem {
     Value(#[from] ValueError),
     #[error("{0}")]
     BadText(TextRule),
-    #[error("{what} `{given}` is already at line {line}")]
-    Duplicate { what: &'static str, given: String, line: usize },
+    #[error("`{given}` is already in the list, at line {line}")]
+    Duplicate { given: String, line: usize },
+    #[error("service `{name}` is already at line {line}")]
+    NameTaken { name: String, line: usize },
     #[error("{what} is {}, but must be {} to {}", Span(*.given), Span(*.least), Span(*.most))]
     DurationOutOfRange { what: &'static str, given: Duration, least: Duration, most: Duration },
     #[error("the drift bound is {}, but must be {} to {}", Drift(*.given), Drift(*.least), Drift(*.most))]
@@ -43,8 +46,8 @@ pub enum Problem {
         Span(*.ttl), Drift(*.drift_ppm), Span(*.usable), Span(*.margin)
     )]
     NeverOpens { ttl: Duration, drift_ppm: u32, usable: Duration, margin: Duration },
-    #[error("service `{0}` selects no traffic")]
-    NoSelector(String),
+    #[error("the service selects no traffic")]
+    NoSelector,
     #[error("`{ports}` without {of} select nothing")]
     PortsWithoutAddresses { ports: &'static str, of: &'static str },
     #[error("`{given}` {relation} {range}, {kind}, which cannot belong to a service")]
@@ -68,17 +71,19 @@ pub enum Problem {
 /// What a text must look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TextRule {
-    #[error("a service's name is 1 to 63 bytes of `a-z A-Z 0-9 . _ -`")]
+    #[error("a service's name must be 1 to 63 bytes of `a-z A-Z 0-9 . _ -`")]
     ServiceName,
-    #[error("an identity is 1 to 253 characters without spaces and control characters")]
+    #[error("an identity must be 1 to 253 characters without spaces and control characters")]
     Identity,
-    #[error("a group's name is 1 to 32 characters without spaces and control characters")]
+    #[error("a group's name must be 1 to 32 characters without spaces and control characters")]
     Group,
-    #[error("a path is absolute and without NUL")]
+    #[error("a path must be absolute and without NUL")]
     Path,
-    #[error("a socket's path has at most 107 bytes")]
+    #[error("a socket's path must have at most 107 bytes")]
     SocketPath,
-    #[error("an interface's name is 1 to 15 bytes without spaces and slashes, or a beginning of one followed by `*`")]
+    #[error(
+        "an interface's name must be 1 to 15 bytes without spaces and slashes, or a beginning of one followed by `*`"
+    )]
     Interface,
 }
 
@@ -87,9 +92,10 @@ fn quoted(choices: &[&str]) -> String {
     quoted.join(", ")
 }
 
-impl Problem {
-    /// What to do about it, where the message does not say.
-    pub fn help(&self) -> Option<String> {
+impl Finding for Problem {
+    const SEVERITY: &'static str = "error";
+
+    fn help(&self) -> Option<String> {
         match self {
             Self::UnknownKey { nearest: Some(nearest), .. } | Self::NotAChoice { nearest: Some(nearest), .. } => {
                 Some(format!("did you mean `{nearest}`?"))
@@ -104,14 +110,11 @@ impl Problem {
                     .to_owned(),
             ),
             Self::MissingKey { example, .. } => Some(format!("for example `{example}`")),
-            Self::WrongType { expected: "an array of tables", .. } => {
-                Some("begin each service with `[[service]]`".to_owned())
-            }
             Self::NeverOpens { margin, drift_ppm, .. } => {
                 let least = shortest_ttl(*margin, *drift_ppm);
                 Some(format!("raise the TTL above {}, or lower the margin", Span(least)))
             }
-            Self::NoSelector(_) => {
+            Self::NoSelector => {
                 Some("name `addresses`, `behind` or `remotes`, or the whole node with `scope = \"node\"`".to_owned())
             }
             Self::EveryAddress(_) => {
@@ -120,7 +123,7 @@ impl Problem {
             Self::ExemptIsService { .. } => {
                 Some("name the service's addresses more narrowly, or take the endpoint out of `exempt`".to_owned())
             }
-            Self::Duplicate { what: "service", .. } => Some("a name stands for one gate; choose another".to_owned()),
+            Self::NameTaken { .. } => Some("a name stands for one gate; choose another".to_owned()),
             Self::Duplicate { .. } => Some("take one of them out".to_owned()),
             Self::NoIdentity(_) => Some("set `identity = \"node-a\"` in [agent]".to_owned()),
             Self::Syntax(_)
@@ -177,4 +180,12 @@ pub enum Warning {
     RenewalTooTight { service: String, span: Duration, ttl: Duration },
     #[error("no service is configured: nothing is fenced")]
     NoService,
+}
+
+impl Finding for Warning {
+    const SEVERITY: &'static str = "warning";
+
+    fn help(&self) -> Option<String> {
+        None
+    }
 }

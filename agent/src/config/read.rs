@@ -9,7 +9,7 @@ use toml::{
 
 use super::{
     problem::{Problem, TextRule},
-    report::Located,
+    report::{Errors, Located, Source},
     values::{ValueError, parse_duration},
 };
 
@@ -23,10 +23,13 @@ pub(super) struct Schema {
 
 /// The text under examination and what was found wrong with it so far.
 pub(super) struct Reader<'a> {
-    file: &'a str,
-    text: &'a str,
-    pub(super) problems: Vec<Located<Problem>>,
+    source: Source<'a>,
+    problems: Vec<Located<Problem>>,
+    further: usize,
 }
+
+/// Problems that are shown: a list of a hundred thousand malformed addresses is one mistake.
+const SHOWN: usize = 100;
 
 /// One value of a list and where it stands.
 pub(super) struct Item<T> {
@@ -36,19 +39,32 @@ pub(super) struct Item<T> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(file: &'a str, text: &'a str) -> Self {
-        Self { file, text, problems: Vec::new() }
+        Self { source: Source::new(file, text), problems: Vec::new(), further: 0 }
     }
 
     pub(super) fn locate<T>(&self, finding: T, span: Range<usize>) -> Located<T> {
-        Located::new(finding, self.file, self.text, span)
+        self.source.locate(finding, span)
     }
 
     pub(super) fn refuse(&mut self, span: Range<usize>, problem: Problem) {
-        self.problems.push(self.locate(problem, span));
+        if self.problems.len() < SHOWN {
+            self.problems.push(self.locate(problem, span));
+        } else {
+            self.further += 1;
+        }
+    }
+
+    pub(super) fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    pub(super) fn into_errors(mut self) -> Errors {
+        self.problems.sort_by_key(|problem| (problem.line, problem.column));
+        Errors { problems: self.problems, further: self.further }
     }
 
     pub(super) fn line_of(&self, span: &Range<usize>) -> usize {
-        self.locate((), span.clone()).line
+        self.source.line(span.start)
     }
 
     /// Refuses every key of `table` that `schema` does not have. `others` are the file's other tables, where a stray key
@@ -90,6 +106,17 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// As [`Self::get`], and `default` if it is not there: so nothing is left only of what was refused.
+    pub(super) fn get_or<T>(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        default: T,
+        read: impl FnOnce(&DeValue<'_>) -> Result<T, Problem>,
+    ) -> Option<T> {
+        if table.contains_key(key) { self.get(table, key, read) } else { Some(default) }
+    }
+
     /// The values of the list `key`; empty when it is not there. A value that stands twice is refused.
     pub(super) fn list<T: Clone + Eq + Hash + Display>(
         &mut self,
@@ -109,7 +136,7 @@ impl<'a> Reader<'a> {
                 Ok(item) => {
                     if let Some(first) = seen.get(&item) {
                         let line = self.line_of(first);
-                        let problem = Problem::Duplicate { what: "the value", given: item.to_string(), line };
+                        let problem = Problem::Duplicate { given: item.to_string(), line };
                         self.refuse(value.span(), problem);
                     } else {
                         seen.insert(item.clone(), value.span());
@@ -139,7 +166,7 @@ fn nearest(given: &str, known: &[&'static str]) -> Option<&'static str> {
     candidates.min_by_key(|name| distance(name)).filter(|name| distance(name) <= name.len().div_ceil(3))
 }
 
-fn wrong_type(expected: &'static str, found: &DeValue<'_>) -> Problem {
+pub(super) fn wrong_type(expected: &'static str, found: &DeValue<'_>) -> Problem {
     let found = match found {
         DeValue::String(_) => "a string",
         DeValue::Integer(_) => "an integer",
@@ -155,7 +182,7 @@ fn wrong_type(expected: &'static str, found: &DeValue<'_>) -> Problem {
 pub(super) fn tables<'t, 'i>(value: &'t DeValue<'i>) -> Result<Vec<&'t Spanned<DeValue<'i>>>, Problem> {
     match value {
         DeValue::Array(values) => Ok(values.iter().collect()),
-        other => Err(wrong_type("an array of tables", other)),
+        other => Err(wrong_type("tables that each begin with `[[service]]`", other)),
     }
 }
 
@@ -178,7 +205,8 @@ pub(super) fn duration(
     most: Duration,
 ) -> impl FnOnce(&DeValue<'_>) -> Result<Duration, Problem> {
     move |value| {
-        let given = parse_duration(string(value)?)?;
+        let text = value.as_str().ok_or_else(|| wrong_type("a duration such as \"2s\"", value))?;
+        let given = parse_duration(text)?;
         if (least..=most).contains(&given) {
             Ok(given)
         } else {

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range};
 
 use thiserror::Error;
 
-use super::problem::{Problem, Warning};
+use super::problem::Problem;
 
 /// Characters of a source line that are shown: a list of a thousand addresses may be one line.
 const EXCERPT: usize = 120;
@@ -31,22 +31,42 @@ pub struct Located<T> {
     carets: Range<usize>,
 }
 
-impl<T> Located<T> {
-    pub(super) fn new(finding: T, file: &str, text: &str, span: Range<usize>) -> Self {
+/// A file's text and where its lines begin.
+pub(super) struct Source<'a> {
+    file: &'a str,
+    text: &'a str,
+    /// Of every line but the first.
+    line_starts: Vec<usize>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(file: &'a str, text: &'a str) -> Self {
+        let line_starts = text.match_indices('\n').map(|(newline, _)| newline + 1).collect();
+        Self { file, text, line_starts }
+    }
+
+    /// The line on which the byte `offset` stands, from 1.
+    pub(super) fn line(&self, offset: usize) -> usize {
+        self.line_starts.partition_point(|&start| start <= offset) + 1
+    }
+
+    pub(super) fn locate<T>(&self, finding: T, span: Range<usize>) -> Located<T> {
+        let text = self.text;
         let start = floor(text, span.start);
-        let line_start = text[..start].rfind('\n').map_or(0, |newline| newline + 1);
-        let line_end = text[start..].find('\n').map_or(text.len(), |newline| start + newline);
-        let end = floor(text, span.end.clamp(start, line_end));
+        let line = self.line(start);
+        let line_start = if line == 1 { 0 } else { self.line_starts[line - 2] };
+        let line_end = self.line_starts.get(line - 1).map_or(text.len(), |next| next - 1);
+        let end = floor(text, span.end.clamp(start, line_end.max(start)));
 
         let before = text[line_start..start].chars().count();
         let marked = text[start..end].chars().count().max(1);
         let skipped = if before + marked > EXCERPT { before.saturating_sub(EXCERPT / 3) } else { 0 };
         let shown = text[line_start..line_end].trim_end().chars().skip(skipped).take(EXCERPT);
         let caret = before - skipped;
-        Self {
+        Located {
             finding,
-            file: file.to_owned(),
-            line: text[..line_start].matches('\n').count() + 1,
+            file: self.file.to_owned(),
+            line,
             column: before + 1,
             excerpt: shown.map(|c| if c.is_control() { ' ' } else { c }).collect(),
             carets: caret..caret + marked.min(EXCERPT.saturating_sub(caret).max(1)),
@@ -76,33 +96,25 @@ impl<T: Finding> fmt::Display for Located<T> {
     }
 }
 
-/// Everything that is wrong with a file, in the order of the file.
+/// Everything that is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub struct Errors(pub Vec<Located<Problem>>);
+pub struct Errors {
+    /// In the order of the file.
+    pub problems: Vec<Located<Problem>>,
+    /// How many more there are than anybody would read.
+    pub further: usize,
+}
 
 impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for problem in &self.0 {
+        for problem in &self.problems {
             writeln!(f, "{problem}\n")?;
         }
-        let count = self.0.len();
-        let file = self.0.first().map_or("the configuration", |problem| problem.file.as_str());
+        if self.further > 0 {
+            writeln!(f, "... and {} more\n", self.further)?;
+        }
+        let count = self.problems.len() + self.further;
+        let file = self.problems.first().map_or("the configuration", |problem| problem.file.as_str());
         write!(f, "{file} is refused: {count} {}", if count == 1 { "error" } else { "errors" })
-    }
-}
-
-impl Finding for Problem {
-    const SEVERITY: &'static str = "error";
-
-    fn help(&self) -> Option<String> {
-        Problem::help(self)
-    }
-}
-
-impl Finding for Warning {
-    const SEVERITY: &'static str = "warning";
-
-    fn help(&self) -> Option<String> {
-        None
     }
 }

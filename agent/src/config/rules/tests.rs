@@ -1,3 +1,5 @@
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::{path::PathBuf, time::Duration};
 
 use proptest::{collection::vec, prelude::*, sample::subsequence};
