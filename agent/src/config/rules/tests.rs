@@ -190,6 +190,25 @@ fn changes_places(old: &RuleTable, new: &RuleTable, probe: Probe) -> bool {
     }
 }
 
+/// Carries out the plan and looks, after every write, at what each probe finds.
+fn walk(old: &RuleTable, new: &RuleTable, probes: impl Iterator<Item = Probe>) {
+    let gates = |table: &RuleTable, (role, address, protocol, port): Probe| table.gates(role, address, protocol, port);
+    let ends: Vec<_> = probes
+        .filter(|&probe| !changes_places(old, new, probe))
+        .map(|probe| (probe, gates(old, probe), gates(new, probe)))
+        .collect();
+    let mut table = old.clone();
+    for change in old.plan(new) {
+        apply(&mut table, change);
+        for (probe, before, after) in &ends {
+            let now = gates(&table, *probe);
+            assert!(now.is_superset(&(before & after)), "{probe:?} lost at {change:?}");
+            assert!(now.is_subset(&(before | after)), "{probe:?} gained at {change:?}");
+        }
+    }
+    assert_eq!(&table, new);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_global_rejects: 4_000, ..ProptestConfig::default() })]
 
@@ -217,21 +236,7 @@ proptest! {
         let new = RuleTable::compile(&borrowed(&new), &agent());
         prop_assume!(old.is_ok() && new.is_ok());
         let (old, new) = (old.unwrap(), new.unwrap());
-        let probes: Vec<_> = probes().into_iter().skip(offset).step_by(STRIDE).filter(|&probe| !changes_places(&old, &new, probe)).collect();
-        let gates = |table: &RuleTable, &(role, address, protocol, port): &Probe| {
-            table.gates(role, address, protocol, port)
-        };
-        let ends: Vec<_> = probes.iter().map(|probe| (gates(&old, probe), gates(&new, probe))).collect();
-        let mut table = old.clone();
-        for change in old.plan(&new) {
-            apply(&mut table, change);
-            for (probe, (before, after)) in probes.iter().zip(&ends) {
-                let now = gates(&table, probe);
-                prop_assert!(now.is_superset(&(before & after)), "{probe:?} lost at {change:?}");
-                prop_assert!(now.is_subset(&(before | after)), "{probe:?} gained at {change:?}");
-            }
-        }
-        prop_assert_eq!(table, new);
+        walk(&old, &new, probes().into_iter().skip(offset).step_by(STRIDE));
     }
 
     #[test]
@@ -305,6 +310,22 @@ fn a_port_of_two_services_stays_beside_the_address() {
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let table = compile(&[at("a", &["10.0.0.1"], &many), at("b", &["10.0.0.1"], &["tcp/8"])]).unwrap();
     assert_eq!(table.gates(roles::IN_DESTINATION, "10.0.0.1".parse().unwrap(), 6, 8), BTreeSet::from([0, 1]));
+}
+
+/// The entry of one port changes hands: the address is written first or last, whichever loses nothing.
+#[test]
+fn a_port_changes_hands_without_a_gap() {
+    let first = |ports: u16| -> Service {
+        let ports: Vec<String> = (1..=ports).map(|port| format!("tcp/{port}")).collect();
+        Service { ports: ports.iter().map(|ports| ports.parse().unwrap()).collect(), ..at("first", &["10.0.0.1"], &[]) }
+    };
+    let at_port_9 = |name: &str| at(name, &["10.0.0.1"], &["tcp/9"]);
+    let alone = compile(&[first(8), at_port_9("second")]).unwrap();
+    let shared = compile(&[first(8), at_port_9("second"), at_port_9("third")]).unwrap();
+    let key = PortKey { address: Address::v4([10, 0, 0, 1]), port: 9, protocol: 6, pad: 0 };
+    assert_eq!((alone.ports[&key].gate, shared.ports[&key].gate), (1, 2));
+    walk(&alone, &shared, probes().into_iter());
+    walk(&shared, &alone, probes().into_iter());
 }
 
 #[test]
