@@ -1,0 +1,64 @@
+//! The clocks, each read in one place.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
+    timerfd_settime,
+};
+use tokio::io::unix::AsyncFd;
+
+use crate::core::time::BootInstant;
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Now, on CLOCK_BOOTTIME: the clock that the kernel programs compare with a deadline.
+pub fn boot_now() -> BootInstant {
+    let time = clock_gettime(ClockId::Boottime);
+    // Time since boot: neither field is ever negative, and 64 bits of nanoseconds last 584 years.
+    BootInstant::from_nanos(time.tv_sec.unsigned_abs() * NANOS_PER_SECOND + time.tv_nsec.unsigned_abs())
+}
+
+/// Milliseconds since 1970 on the wall clock, 0 before that. It may jump; no deadline rests on it.
+pub fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The random name of this boot; whoever stores a [`BootInstant`] stores it too.
+pub fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+/// Waits on the boot clock. Tokio's own timers stop while the machine is suspended, and a lease does not.
+#[derive(Debug)]
+pub struct BootTimer(AsyncFd<OwnedFd>);
+
+impl BootTimer {
+    /// Needs a tokio runtime.
+    pub fn new() -> io::Result<Self> {
+        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
+        Ok(Self(AsyncFd::new(timerfd_create(TimerfdClockId::Boottime, flags)?)?))
+    }
+
+    /// Returns once `instant` has come; at once if it has. Safe to drop while it waits.
+    pub async fn sleep_until(&mut self, instant: BootInstant) -> io::Result<()> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // All zero would disarm the timer, and the boot is long past.
+        let nanos = instant.as_nanos().max(1);
+        let seconds = i64::try_from(nanos / NANOS_PER_SECOND).unwrap_or(i64::MAX);
+        let fraction = i64::try_from(nanos % NANOS_PER_SECOND).unwrap_or(0);
+        let it_value = Timespec { tv_sec: seconds, tv_nsec: fraction };
+        let times = Itimerspec { it_interval: zero, it_value };
+        timerfd_settime(self.0.get_ref(), TimerfdTimerFlags::ABSTIME, &times)?;
+        // Setting the timer forgot earlier expiries, but a readiness seen before may be left over: look at the clock.
+        while boot_now() < instant {
+            self.0.readable().await?.clear_ready();
+        }
+        Ok(())
+    }
+}
