@@ -10,7 +10,7 @@ use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime, timerfd_create,
     timerfd_settime,
 };
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::core::time::BootInstant;
 
@@ -42,7 +42,9 @@ impl BootTimer {
     /// Needs a tokio runtime.
     pub fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        Ok(Self(AsyncFd::new(timerfd_create(TimerfdClockId::Boottime, flags)?)?))
+        let timer = timerfd_create(TimerfdClockId::Boottime, flags)?;
+        // SAFETY: the descriptor was just made, is owned by the AsyncFd, and is never replaced or closed within it.
+        Ok(Self(unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }?))
     }
 
     /// Returns once `instant` has come; at once if it has. Safe to drop while it waits.

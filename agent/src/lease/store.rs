@@ -16,7 +16,7 @@ use std::{
 };
 
 use redb::{Builder, Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 /// Service to [`Record`] as JSON.
@@ -145,21 +145,17 @@ impl Store {
 
     /// Every lease on disk, those of earlier boots included.
     pub fn leases(&mut self) -> Result<Vec<(String, Record)>, StateError> {
-        let path = self.path.clone();
-        self.read(|database| {
+        let rows = self.read(|database| {
             let table = database.begin_read()?.open_table(LEASES)?;
             let entries = table.iter()?;
             let owned = entries.map(|entry| entry.map(|(key, value)| (key.value().to_owned(), value.value().to_vec())));
             Ok(owned.collect::<Result<Vec<_>, _>>()?)
-        })?
-        .into_iter()
-        .map(|(service, bytes): (String, Vec<u8>)| match serde_json::from_slice(&bytes) {
-            Ok(record) => Ok((service, record)),
-            Err(error) => {
-                Err(StateError::Corrupt { path: path.clone(), detail: format!("lease of {service}: {error}") })
-            }
-        })
-        .collect()
+        })?;
+        let decoded = rows.into_iter().map(|(service, bytes)| {
+            let record = self.decode(&format!("lease of {service}"), &bytes)?;
+            Ok((service, record))
+        });
+        decoded.collect()
     }
 
     /// Every service's high-water token.
@@ -221,6 +217,21 @@ impl Store {
             Ok(())
         })?;
         Ok(reset)
+    }
+
+    /// Every lowering of a mark there ever was, in order.
+    pub fn resets(&mut self) -> Result<Vec<MarkReset>, StateError> {
+        let rows = self.read(|database| {
+            let table = database.begin_read()?.open_table(RESETS)?;
+            let values = table.iter()?.map(|entry| entry.map(|(_, value)| value.value().to_vec()));
+            Ok(values.collect::<Result<Vec<_>, _>>()?)
+        })?;
+        rows.iter().map(|bytes| self.decode("a reset of a mark", bytes)).collect()
+    }
+
+    fn decode<T: DeserializeOwned>(&self, what: &str, bytes: &[u8]) -> Result<T, StateError> {
+        let path = self.path.clone();
+        serde_json::from_slice(bytes).map_err(|error| StateError::Corrupt { path, detail: format!("{what}: {error}") })
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, StateError> {
@@ -408,3 +419,6 @@ fn failed(operation: &'static str, path: &Path, error: redb::Error) -> StateErro
 fn is_of_content(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput)
 }
+
+#[cfg(test)]
+mod tests;

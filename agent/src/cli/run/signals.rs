@@ -6,7 +6,7 @@ use std::{
     ptr,
 };
 
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 
 /// What is passed to the command.
 const FORWARDED: [i32; 7] =
@@ -52,7 +52,9 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor was just made and belongs to nobody else.
-        Ok(Self(AsyncFd::new(unsafe { OwnedFd::from_raw_fd(descriptor) })?))
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // SAFETY: the descriptor is owned by the AsyncFd and is never replaced or closed within it.
+        Ok(Self(unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?))
     }
 
     /// The next signal. Safe to drop while it waits.
