@@ -184,18 +184,14 @@ async fn services(Caller(_): Caller<READ>, State(api): State<Api>) -> Answered<S
     Ok(Json(ServiceList { services: api.view.services() }))
 }
 
-async fn service(
-    Caller(_): Caller<READ>,
-    State(api): State<Api>,
-    Path(service): Path<String>,
-) -> Answered<ServiceStatus> {
+async fn service(Caller(_): Caller<READ>, State(api): State<Api>, Name(service): Name) -> Answered<ServiceStatus> {
     api.view.service(&service).map(Json).ok_or(ApiError::Refused(Refusal::UnknownService { service }))
 }
 
 async fn fence(
     Caller(by): Caller<CHANGE>,
     State(api): State<Api>,
-    Path(service): Path<String>,
+    Name(service): Name,
     body: Result<Bytes, BytesRejection>,
 ) -> Answered<ServiceStatus> {
     let HoldRequest { token, reason } = parse_hold(body)?;
@@ -206,7 +202,7 @@ async fn fence(
 async fn unfence(
     Caller(by): Caller<CHANGE>,
     State(api): State<Api>,
-    Path(service): Path<String>,
+    Name(service): Name,
     body: Result<Bytes, BytesRejection>,
 ) -> Answered<ServiceStatus> {
     let HoldRequest { token, reason } = parse_hold(body)?;
@@ -217,7 +213,7 @@ async fn unfence(
 async fn acquire(
     Caller(by): Caller<CHANGE>,
     State(api): State<Api>,
-    Path(service): Path<String>,
+    Name(service): Name,
     body: Result<Bytes, BytesRejection>,
 ) -> Answered<LeaseGranted> {
     let AcquireRequest { holder, ttl_ms } = parse(body)?;
@@ -235,7 +231,7 @@ async fn acquire(
 async fn renew(
     Caller(by): Caller<CHANGE>,
     State(api): State<Api>,
-    Path(service): Path<String>,
+    Name(service): Name,
     body: Result<Bytes, BytesRejection>,
 ) -> Answered<LeaseGranted> {
     let RenewRequest { token } = parse(body)?;
@@ -245,7 +241,7 @@ async fn renew(
 async fn release(
     Caller(by): Caller<CHANGE>,
     State(api): State<Api>,
-    Path(service): Path<String>,
+    Name(service): Name,
     query: Result<Query<ReleaseQuery>, QueryRejection>,
 ) -> Answered<LeaseReleased> {
     let Query(ReleaseQuery { token }) = query.map_err(|error| ApiError::Invalid(error.body_text()))?;
@@ -321,6 +317,19 @@ impl<S: Send + Sync, const CHANGES: bool> axum::extract::FromRequestParts<S> for
     }
 }
 
+/// The service that the path names.
+struct Name(String);
+
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Name {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, ApiError> {
+        let name = Path::from_request_parts(parts, state).await;
+        let Path(name) = name.map_err(|error| ApiError::Invalid(error.body_text()))?;
+        Ok(Self(name))
+    }
+}
+
 fn parse_hold(body: Result<Bytes, BytesRejection>) -> Result<HoldRequest, ApiError> {
     let request: HoldRequest = parse(body)?;
     if request.reason.len() > MAX_REASON || request.reason.chars().any(char::is_control) {
@@ -335,6 +344,10 @@ fn parse<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, 
         StatusCode::PAYLOAD_TOO_LARGE => ApiError::TooLarge,
         _ => ApiError::Invalid(rejection.body_text()),
     })?;
+    // serde would take an array for the fields in order.
+    if !body.trim_ascii_start().starts_with(b"{") {
+        return Err(ApiError::Invalid("the body must be a JSON object".into()));
+    }
     serde_json::from_slice(&body).map_err(|error| ApiError::Invalid(error.to_string()))
 }
 
