@@ -117,8 +117,8 @@ pub enum Refusal {
     StaleProof { sequence: u64 },
     /// A token that the high-water mark has passed: the store has gone back in time.
     BelowMark { token: u64, mark: u64 },
-    /// The request was sent after the present, or while the clock could not be trusted.
-    UnfitInstant { sent_at: BootInstant },
+    /// The request was sent before the last fence or loss, while the clock could not be trusted, or in the future.
+    Untimely { sent_at: BootInstant },
     /// The high-water mark is reset only while fenced.
     NotFenced { state: StateName },
     /// The agent is ending.
@@ -225,9 +225,10 @@ impl fmt::Display for Refusal {
                 "token {token} is below the high-water mark {mark}: the store has gone back in time; if it was restored \
                  from a backup, reset the mark"
             ),
-            Self::UnfitInstant { sent_at } => {
-                write!(f, "the proof was asked for at {sent_at}, when the clock could not be trusted or in the future")
-            }
+            Self::Untimely { sent_at } => write!(
+                f,
+                "the proof was asked for at {sent_at}: before the last fence, with an unfit clock, or in the future"
+            ),
             Self::NotFenced { state } => {
                 write!(f, "the service is {state}; the high-water mark is reset only while fenced")
             }

@@ -40,9 +40,9 @@ pub struct Epoch(pub u64);
 pub enum Input {
     /// The lease source has proven our holding.
     Proven(Proof),
-    /// The holding of `token` has ended. No proof whose sequence is not above `sequence` counts after it; a source
-    /// that does not know the order gives that of its last answer.
-    Lost { token: u64, sequence: u64, loss: Loss },
+    /// The holding of `token` has ended. No proof asked for before this counts any more. A source that is about to
+    /// release says so first, and asks nothing until the release is answered.
+    Lost { token: u64, loss: Loss },
     /// The lease source gets no answers.
     StoreSilent,
     /// An operator's command. A token below the current one is refused: the command meant an earlier holding. With

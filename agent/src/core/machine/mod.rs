@@ -35,6 +35,10 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// ... up to this.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
+/// The part of the longest TTL by which holding over comes before the deadline: as late as an agent that is slow to be
+/// woken allows, since it ends the guarantee.
+const HOLD_OVER_LEAD: u32 = 10;
+
 /// One service.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -52,11 +56,14 @@ pub struct Machine {
     durable: Option<u64>,
     /// The newest answer of the store.
     newest: Option<Order>,
-    /// A proof that has not been used, for when the fence ends or the hold is removed. Fencing forgets it: what was
-    /// proven before a fence does not undo it.
+    /// A proof that has not been used, for when the fence ends or the hold is removed.
     waiting: Option<Waiting>,
     hold: bool,
-    clock: Clock,
+    /// Why the boot clock cannot be trusted, if so.
+    clock_unfit: Option<String>,
+    /// What was asked before this proves nothing: the last fence, loss, or unfit clock. Otherwise a renewal that the
+    /// store took just before our release, answered after it, would open beside the next holder.
+    asked_from: BootInstant,
     /// Of the last opening. The next is strictly later.
     generation: BootInstant,
     /// Why the service was last fenced.
@@ -108,17 +115,6 @@ struct Waiting {
     deadline: BootInstant,
 }
 
-#[derive(Clone, Debug)]
-enum Clock {
-    /// A span that a proof rests on may not begin before `since`.
-    Fit {
-        since: BootInstant,
-    },
-    Unfit {
-        why: String,
-    },
-}
-
 impl Machine {
     /// The machine of a starting agent. A gate that an earlier agent left open is kept until its deadline, and moved
     /// only by a fresh proof of the same token; anything else is fenced. `now` is the time at which `found` was read.
@@ -134,7 +130,8 @@ impl Machine {
             newest: None,
             waiting: None,
             hold: found.hold,
-            clock: Clock::Fit { since: BootInstant::ZERO },
+            clock_unfit: None,
+            asked_from: BootInstant::ZERO,
             generation: found.generation,
             reason: None,
             held_but_cut: None,
@@ -208,10 +205,10 @@ impl Machine {
             State::Serving { deadline, basis, .. } => (Some(*deadline), Some(*basis), None),
             State::Fencing => (None, None, None),
         };
-        let alarm = match (&self.clock, &self.held_but_cut) {
-            (Clock::Unfit { why }, _) => Some(Alarm::ClockUnfit { why: why.clone() }),
-            (Clock::Fit { .. }, Some(why)) => Some(Alarm::HeldButCut { why: why.clone() }),
-            (Clock::Fit { .. }, None) => (basis == Some(Basis::HeldOver)).then_some(Alarm::HeldOver),
+        let alarm = match (&self.clock_unfit, &self.held_but_cut) {
+            (Some(why), _) => Some(Alarm::ClockUnfit { why: why.clone() }),
+            (None, Some(why)) => Some(Alarm::HeldButCut { why: why.clone() }),
+            (None, None) => (basis == Some(Basis::HeldOver)).then_some(Alarm::HeldOver),
         };
         View {
             state: self.state.name(),
@@ -236,7 +233,7 @@ impl Machine {
         self.expire(&mut out);
         match input {
             Input::Proven(proof) => self.proven(&proof, &mut out),
-            Input::Lost { token, sequence, loss } => self.lost(token, sequence, loss, &mut out),
+            Input::Lost { token, loss } => self.lost(token, loss, &mut out),
             Input::StoreSilent => self.store_silent(&mut out),
             Input::Fence { token, reason, hold } => self.command_fence(token, reason, hold, &mut out),
             Input::Unfence { token } => self.command_unfence(token, &mut out),
@@ -267,7 +264,12 @@ impl Machine {
     fn proven(&mut self, proof: &Proof, out: &mut Vec<Action>) {
         let order = Order { sequence: proof.sequence, sent_at: proof.sent_at };
         if let Err(refusal) = self.counts(proof, order) {
+            let cut = self.state.token().is_none() && matches!(refusal, Refusal::BelowMark { .. });
+            let why = refusal.to_string();
             out.push(Action::Record(Event::Refused(refusal)));
+            if cut {
+                self.alarm(proof.token, why, out);
+            }
             return;
         }
         self.newest = Some(order);
@@ -295,8 +297,11 @@ impl Machine {
                 (*until, *basis, *silent) = (deadline, Basis::Proven, false);
                 out.push(Action::Renew { epoch, deadline, basis: Basis::Proven });
             }
-            State::Opening { .. } | State::Serving { .. } | State::Fenced { .. } | State::Fencing => {
+            State::Opening { .. } | State::Serving { .. } => {
                 self.fence(Reason::NewHolding, out);
+                self.waiting = Some(Waiting { token: proof.token, deadline });
+            }
+            State::Fenced { .. } | State::Fencing => {
                 self.waiting = Some(Waiting { token: proof.token, deadline });
             }
         }
@@ -304,14 +309,11 @@ impl Machine {
 
     /// Whether a proof is to be believed, and newer than all that the store has said.
     fn counts(&self, proof: &Proof, order: Order) -> Result<(), Refusal> {
-        let fit = match &self.clock {
-            Clock::Fit { since } => *since <= proof.sent_at && proof.sent_at <= self.now,
-            Clock::Unfit { .. } => false,
-        };
+        let timely = self.clock_unfit.is_none() && self.asked_from <= proof.sent_at && proof.sent_at <= self.now;
         if self.ending {
             Err(Refusal::Ending)
-        } else if !fit {
-            Err(Refusal::UnfitInstant { sent_at: proof.sent_at })
+        } else if !timely {
+            Err(Refusal::Untimely { sent_at: proof.sent_at })
         } else if self.newest.is_some_and(|newest| order <= newest) {
             Err(Refusal::StaleProof { sequence: proof.sequence })
         } else if proof.token < self.mark {
@@ -321,12 +323,10 @@ impl Machine {
         }
     }
 
-    fn lost(&mut self, token: u64, sequence: u64, loss: Loss, out: &mut Vec<Action>) {
+    fn lost(&mut self, token: u64, loss: Loss, out: &mut Vec<Action>) {
         if self.is_stale(Some(token), out) {
             return;
         }
-        let order = Order { sequence, sent_at: BootInstant::from_nanos(u64::MAX) };
-        self.newest = self.newest.max(Some(order));
         self.held_but_cut = None;
         self.fence(Reason::Lost(loss), out);
     }
@@ -386,6 +386,7 @@ impl Machine {
                 out.push(Action::Record(Event::MarkReset { from: self.mark, to: mark }));
                 (self.mark, self.durable) = (mark, None);
                 (self.newest, self.waiting, self.held_but_cut) = (None, None, None);
+                self.asked_from = self.now;
             }
             State::Opening { .. } | State::Serving { .. } | State::Fencing => {
                 out.push(Action::Record(Event::Refused(Refusal::NotFenced { state: self.state.name() })));
@@ -394,19 +395,16 @@ impl Machine {
     }
 
     fn clock_unfit(&mut self, why: String, out: &mut Vec<Action>) {
-        self.clock = Clock::Unfit { why: why.clone() };
+        self.clock_unfit = Some(why.clone());
         self.held_but_cut = None;
         self.fence(Reason::ClockUnfit(why.clone()), out);
         out.push(Action::Record(Event::ClockUnfit { why }));
     }
 
     fn clock_fit(&mut self, out: &mut Vec<Action>) {
-        match &self.clock {
-            Clock::Unfit { .. } => {
-                self.clock = Clock::Fit { since: self.now };
-                out.push(Action::Record(Event::ClockFit));
-            }
-            Clock::Fit { .. } => {}
+        if self.clock_unfit.take().is_some() {
+            self.asked_from = self.now;
+            out.push(Action::Record(Event::ClockFit));
         }
     }
 
@@ -490,6 +488,7 @@ impl Machine {
     /// To the fence from wherever the machine is. Whatever else is done comes after the gate is closed.
     fn fence(&mut self, reason: Reason, out: &mut Vec<Action>) {
         self.waiting = None;
+        self.asked_from = self.now;
         let next = match &self.state {
             State::Fenced { .. } | State::Fencing => return,
             // The gate has been closed since the fence before, and what was confirmed then still stands. It is closed
@@ -515,12 +514,8 @@ impl Machine {
     }
 
     fn open_with_waiting(&mut self, out: &mut Vec<Action>) {
-        let may_open = match &self.clock {
-            Clock::Fit { .. } => !self.hold && !self.ending,
-            Clock::Unfit { .. } => false,
-        };
         let State::Fenced { confirmation, .. } = &self.state else { return };
-        if !may_open {
+        if self.hold || self.ending || self.clock_unfit.is_some() {
             return;
         }
         let Some(Waiting { token, deadline }) = self.waiting.take() else { return };
@@ -540,8 +535,8 @@ impl Machine {
         self.enter(State::Opening { token, deadline, stage }, None, out);
     }
 
-    /// `when_store_lost = "hold"`: half a span before the deadline it is moved a span ahead, so that the agent's death
-    /// still closes the gate, later.
+    /// `when_store_lost = "hold"`: a little before the deadline it is moved the longest TTL ahead, so that the agent's
+    /// death still closes the gate, later.
     fn hold_over(&mut self, out: &mut Vec<Action>) {
         let (lead, until) = (self.hold_over_lead(), self.now.saturating_add(self.settings.timing.ttl_cap));
         let wanted = match &self.state {
@@ -565,7 +560,7 @@ impl Machine {
     }
 
     fn hold_over_lead(&self) -> Duration {
-        self.settings.timing.ttl_cap.checked_div(2).unwrap_or_default()
+        self.settings.timing.ttl_cap.checked_div(HOLD_OVER_LEAD).unwrap_or_default()
     }
 
     fn verify_again(&mut self, out: &mut Vec<Action>) {
