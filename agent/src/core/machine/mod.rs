@@ -35,6 +35,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// ... up to this.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
+/// Two openings within one nanosecond would share their sockets: the generation of the second is one ahead of its time.
+const NEXT: Duration = Duration::from_nanos(1);
 /// The part of the longest TTL by which holding over comes before the deadline: as late as an agent that is slow to be
 /// woken allows, since it ends the guarantee.
 const HOLD_OVER_LEAD: u32 = 10;
@@ -132,7 +134,8 @@ impl Machine {
             hold: found.hold,
             clock_unfit: None,
             asked_from: BootInstant::ZERO,
-            generation: found.generation,
+            // One from the future is no opening's: keeping it would put off all that come.
+            generation: found.generation.min(now.saturating_add(NEXT)),
             reason: None,
             held_but_cut: None,
             ending: false,
@@ -173,7 +176,11 @@ impl Machine {
             return Err(Reason::StartUp);
         }
         let furthest = self.now.saturating_add(self.settings.timing.ttl_cap);
-        if found.deadline > furthest || found.generation > self.now || found.token < found.high_water || found.hold {
+        if found.deadline > furthest
+            || found.generation > self.now.saturating_add(NEXT)
+            || found.token < found.high_water
+            || found.hold
+        {
             return Err(Reason::NotOurs);
         }
         Ok(())
@@ -327,6 +334,7 @@ impl Machine {
         if self.is_stale(Some(token), out) {
             return;
         }
+        self.void();
         self.held_but_cut = None;
         self.fence(Reason::Lost(loss), out);
     }
@@ -350,6 +358,7 @@ impl Machine {
         if self.is_stale(token, out) {
             return;
         }
+        self.void();
         self.fence(Reason::Manual(reason.clone()), out);
         if hold {
             self.hold = true;
@@ -385,8 +394,8 @@ impl Machine {
                 out.push(Action::PersistMark { epoch: self.epoch, token: mark });
                 out.push(Action::Record(Event::MarkReset { from: self.mark, to: mark }));
                 (self.mark, self.durable) = (mark, None);
-                (self.newest, self.waiting, self.held_but_cut) = (None, None, None);
-                self.asked_from = self.now;
+                (self.newest, self.held_but_cut) = (None, None);
+                self.void();
             }
             State::Opening { .. } | State::Serving { .. } | State::Fencing => {
                 out.push(Action::Record(Event::Refused(Refusal::NotFenced { state: self.state.name() })));
@@ -396,6 +405,7 @@ impl Machine {
 
     fn clock_unfit(&mut self, why: String, out: &mut Vec<Action>) {
         self.clock_unfit = Some(why.clone());
+        self.void();
         self.held_but_cut = None;
         self.fence(Reason::ClockUnfit(why.clone()), out);
         out.push(Action::Record(Event::ClockUnfit { why }));
@@ -451,8 +461,7 @@ impl Machine {
         match (tested, result) {
             (Expect::Drop, Ok(())) => {
                 *stage = Stage::OpenPasses;
-                // Two openings within one nanosecond would share their sockets.
-                self.generation = self.now.max(self.generation.saturating_add(Duration::from_nanos(1)));
+                self.generation = self.now.max(self.generation.saturating_add(NEXT));
                 out.push(Action::Open { epoch, generation: self.generation, token, deadline });
                 out.push(Action::SelfTest { epoch, expect: Expect::Pass });
             }
@@ -487,8 +496,6 @@ impl Machine {
 
     /// To the fence from wherever the machine is. Whatever else is done comes after the gate is closed.
     fn fence(&mut self, reason: Reason, out: &mut Vec<Action>) {
-        self.waiting = None;
-        self.asked_from = self.now;
         let next = match &self.state {
             State::Fenced { .. } | State::Fencing => return,
             // The gate has been closed since the fence before, and what was confirmed then still stands. It is closed
@@ -499,12 +506,19 @@ impl Machine {
             }
             State::Opening { stage: Stage::OpenPasses, .. } | State::Serving { .. } => State::Fencing,
         };
+        self.void();
         self.close(reason.clone(), out);
         match &next {
             State::Fencing => out.push(Action::Verify { epoch: self.epoch }),
             State::Fenced { .. } | State::Opening { .. } | State::Serving { .. } => {}
         }
         self.enter(next, Some(reason), out);
+    }
+
+    /// Nothing counts that was proven, or asked, before now.
+    fn void(&mut self) {
+        self.waiting = None;
+        self.asked_from = self.now;
     }
 
     fn close(&mut self, reason: Reason, out: &mut Vec<Action>) {
