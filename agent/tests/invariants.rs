@@ -143,7 +143,7 @@ impl World {
                     self.asked_from = self.now;
                 }
                 let newer = self.newest.is_none_or(|newest| newest < order);
-                if self.fit && newer && self.asked_from <= proof.sent_at && token >= self.machine.view().mark {
+                if self.fit && newer && self.asked_from < proof.sent_at && token >= self.machine.view().mark {
                     self.newest = Some(order);
                     self.proof = Some(proof);
                     self.silent = false;

@@ -25,7 +25,8 @@ pub struct Timing {
 pub struct Proof {
     /// When the request was sent, a lower bound of the moment the store accepted it; never when the answer came.
     pub sent_at: BootInstant,
-    /// How long the store promises not to give the lease to anybody else, by its own clock.
+    /// How long the store promises not to give the lease to anybody else, by its own clock. A store that lets a later
+    /// renewal take this back (a shorter TTL) is outside the guarantee until the answer to that renewal is here.
     pub ttl: Duration,
     /// The monotonic fencing token of the holding.
     pub token: u64,

@@ -63,7 +63,7 @@ pub struct Machine {
     hold: bool,
     /// Why the boot clock cannot be trusted, if so.
     clock_unfit: Option<String>,
-    /// What was asked before this proves nothing: the last fence, loss, or unfit clock. Otherwise a renewal that the
+    /// Only what was asked after this proves something: the last fence, loss, or unfit clock. Otherwise a renewal that the
     /// store took just before our release, answered after it, would open beside the next holder.
     asked_from: BootInstant,
     /// Of the last opening. The next is strictly later.
@@ -316,7 +316,7 @@ impl Machine {
 
     /// Whether a proof is to be believed, and newer than all that the store has said.
     fn counts(&self, proof: &Proof, order: Order) -> Result<(), Refusal> {
-        let timely = self.clock_unfit.is_none() && self.asked_from <= proof.sent_at && proof.sent_at <= self.now;
+        let timely = self.clock_unfit.is_none() && self.asked_from < proof.sent_at && proof.sent_at <= self.now;
         if self.ending {
             Err(Refusal::Ending)
         } else if !timely {
