@@ -390,10 +390,11 @@ impl World {
             let both = self.nodes.iter().all(Node::is_open);
             prop_assert!(!both, "both gates are open at {} ns", self.now);
         }
-        // A machine is woken by its local clock; here, at the earliest that clock can get there.
+        // A machine is woken by its local clock, too early if that is slow. Some time passes all the same, so that a
+        // machine that does not heed its deadline fails here instead of being woken for ever.
         let node_state = &self.nodes[node];
         if let Some(at) = node_state.machine.as_ref().and_then(Machine::wake_at) {
-            let wait = u64::try_from(at.saturating_since(node_state.now()).as_nanos()).unwrap();
+            let wait = u64::try_from(at.saturating_since(node_state.now()).as_nanos()).unwrap().max(MS);
             let life = node_state.life;
             self.messages.push((self.now + wait, Message::Wake { node, life }));
         }
