@@ -378,3 +378,17 @@ fn status_is_loud_about_what_is_weak() {
     assert_eq!(reload.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&reload.stderr).contains("portcullis check"), "{reload:?}");
 }
+
+#[test]
+fn check_points_at_what_is_wrong() {
+    let s = setting();
+    let file = s.file("portcullis.toml");
+    fs::write(&file, "[agent]\nidentiti = \"node-a\"\n").unwrap();
+    let wrong = s.output(&["check", file.to_str().unwrap()]);
+    assert_eq!(wrong.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("portcullis.toml:2") && said.contains("`identity`"), "{said}");
+    fs::write(&file, "[agent]\nidentity = \"node-a\"\n").unwrap();
+    let right = s.output(&["check", file.to_str().unwrap()]);
+    assert!(right.status.success() && right.stderr.is_empty() && !right.stdout.is_empty(), "{right:?}");
+}

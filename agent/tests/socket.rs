@@ -87,6 +87,7 @@ async fn credentials_decide() {
             "POST /v1/services/web/lease",
             "PUT /v1/services/web/lease",
             "DELETE /v1/services/web/lease?token=1",
+            "PUT /v1/services/web/mark",
             "POST /v1/reload",
         ] {
             assert_eq!(ask_as(&socket, nobody, GROUP.1, &[], request).0, 403, "{request}");

@@ -18,8 +18,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, time::timeout};
 
 use super::types::{
-    AcquireRequest, Coverage, ErrorAnswer, ErrorBody, Health, HoldRequest, LeaseGranted, LeaseReleased, Reloaded,
-    RenewRequest, ServiceList, ServiceStatus,
+    AcquireRequest, Coverage, ErrorAnswer, ErrorBody, Health, HoldRequest, LeaseGranted, LeaseReleased, MarkRequest,
+    Reloaded, RenewRequest, ServiceList, ServiceStatus,
 };
 
 /// The largest answer that is read: the status of every service that fits into the maps.
@@ -118,6 +118,10 @@ impl Client {
 
     pub async fn unfence(&self, name: &str, request: &HoldRequest) -> Result<ServiceStatus, ClientError> {
         self.send(Method::POST, &format!("/v1/services/{}/unfence", encode(name)), request).await
+    }
+
+    pub async fn reset_mark(&self, name: &str, request: &MarkRequest) -> Result<ServiceStatus, ClientError> {
+        self.send(Method::PUT, &format!("/v1/services/{}/mark", encode(name)), request).await
     }
 
     pub async fn acquire(&self, name: &str, request: &AcquireRequest) -> Result<LeaseGranted, ClientError> {

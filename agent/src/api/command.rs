@@ -40,6 +40,14 @@ pub enum Command {
         by: Peer,
         answer: Answer<ServiceStatus>,
     },
+    /// Set the high-water token, even lower; only while fenced. The runtime keeps a durable record of it.
+    ResetMark {
+        service: String,
+        mark: u64,
+        reason: String,
+        by: Peer,
+        answer: Answer<ServiceStatus>,
+    },
     /// Take the local lease. `ttl` is what was asked for, before the service's cap.
     Acquire {
         service: String,
@@ -83,6 +91,8 @@ pub enum Refusal {
     NotLocal { service: String },
     #[error("a TTL of {} ms leaves {service} no time to serve: it must be above {} ms", ttl.as_millis(), minimum.as_millis())]
     TtlTooShort { service: String, ttl: Duration, minimum: Duration },
+    #[error("{service} is not fenced")]
+    NotFenced { service: String },
     #[error("the configuration was not applied: {detail}")]
     Configuration { detail: String },
     #[error("the state could not be written: {detail}")]

@@ -23,7 +23,8 @@ use super::{
     peer::{Access, Peer},
     types::{
         AcquireRequest, ErrorAnswer, ErrorBody, Event, HoldRequest, Lagged, LeaseGranted, LeaseReleased,
-        MAX_BODY_BYTES, MAX_HOLDER, MAX_REASON, ReleaseQuery, Reloaded, RenewRequest, ServiceList, ServiceStatus,
+        MAX_BODY_BYTES, MAX_HOLDER, MAX_REASON, MarkRequest, ReleaseQuery, Reloaded, RenewRequest, ServiceList,
+        ServiceStatus,
     },
 };
 
@@ -60,6 +61,7 @@ pub fn table() -> Vec<(Method, &'static str, MethodRouter<Api>)> {
         (Method::GET, "/v1/services/{name}", routing::get(service)),
         (Method::POST, "/v1/services/{name}/fence", routing::post(fence)),
         (Method::POST, "/v1/services/{name}/unfence", routing::post(unfence)),
+        (Method::PUT, "/v1/services/{name}/mark", routing::put(reset_mark)),
         (Method::POST, "/v1/services/{name}/lease", routing::post(acquire)),
         (Method::PUT, "/v1/services/{name}/lease", routing::put(renew)),
         (Method::DELETE, "/v1/services/{name}/lease", routing::delete(release)),
@@ -143,6 +145,7 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         Refusal::TtlTooShort { .. } => {
             (StatusCode::BAD_REQUEST, "ttl_too_short", "ask for a longer TTL or configure a smaller margin")
         }
+        Refusal::NotFenced { .. } => (StatusCode::CONFLICT, "not_fenced", "fence it first: `portcullis fence SERVICE`"),
         Refusal::Configuration { .. } => (
             StatusCode::CONFLICT,
             "configuration",
@@ -208,6 +211,17 @@ async fn unfence(
     let HoldRequest { token, reason } = parse_hold(body)?;
     let unfence = |answer| Command::Unfence { service, token, reason, by, answer };
     Ok(Json(api.commands.ask(unfence).await?))
+}
+
+async fn reset_mark(
+    Caller(by): Caller<CHANGE>,
+    State(api): State<Api>,
+    Name(service): Name,
+    body: Result<Bytes, BytesRejection>,
+) -> Answered<ServiceStatus> {
+    let MarkRequest { mark, reason } = parse(body)?;
+    check_reason(&reason)?;
+    Ok(Json(api.commands.ask(|answer| Command::ResetMark { service, mark, reason, by, answer }).await?))
 }
 
 async fn acquire(
@@ -332,10 +346,15 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Name {
 
 fn parse_hold(body: Result<Bytes, BytesRejection>) -> Result<HoldRequest, ApiError> {
     let request: HoldRequest = parse(body)?;
-    if request.reason.len() > MAX_REASON || request.reason.chars().any(char::is_control) {
+    check_reason(&request.reason)?;
+    Ok(request)
+}
+
+fn check_reason(reason: &str) -> Result<(), ApiError> {
+    if reason.len() > MAX_REASON || reason.chars().any(char::is_control) {
         return Err(ApiError::Invalid(format!("`reason` must be at most {MAX_REASON} bytes on one line")));
     }
-    Ok(request)
+    Ok(())
 }
 
 /// Whatever the content type says: `curl -d` names a form.

@@ -46,6 +46,17 @@ pub struct ReleaseQuery {
     pub token: u64,
 }
 
+/// `PUT .../mark`, after a lease store was restored from a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MarkRequest {
+    /// The new high-water token: no smaller one opens the service.
+    pub mark: u64,
+    /// For the record.
+    #[serde(default)]
+    pub reason: String,
+}
+
 /// A lease that was acquired or renewed. It counts from when the request was *sent*.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseGranted {

@@ -1,9 +1,12 @@
-//! `fence`, `unfence` and `reload`.
+//! `fence`, `unfence`, `reset-mark` and `reload`.
 
 use std::io::{self, Write as _};
 
-use super::{CliError, EXIT_OK, HoldArgs};
-use crate::api::{client::Client, types::HoldRequest};
+use super::{CliError, EXIT_OK, HoldArgs, ResetMarkArgs};
+use crate::api::{
+    client::Client,
+    types::{HoldRequest, MarkRequest},
+};
 
 pub(super) async fn fence(client: &Client, args: HoldArgs) -> Result<u8, CliError> {
     let request = HoldRequest { token: args.token, reason: args.reason };
@@ -16,6 +19,13 @@ pub(super) async fn unfence(client: &Client, args: HoldArgs) -> Result<u8, CliEr
     let request = HoldRequest { token: args.token, reason: args.reason };
     client.unfence(&args.service, &request).await?;
     writeln!(io::stdout(), "{}: no longer fenced by hand; it serves once a holding is proven", args.service)?;
+    Ok(EXIT_OK)
+}
+
+pub(super) async fn reset_mark(client: &Client, args: ResetMarkArgs) -> Result<u8, CliError> {
+    let request = MarkRequest { mark: args.to, reason: args.reason };
+    client.reset_mark(&args.service, &request).await?;
+    writeln!(io::stdout(), "{}: tokens from {} on open it", args.service, args.to)?;
     Ok(EXIT_OK)
 }
 

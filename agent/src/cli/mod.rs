@@ -107,6 +107,7 @@ pub enum ClientCommand {
     Fence(HoldArgs),
     Unfence(UnfenceArgs),
     Wait(WaitArgs),
+    ResetMark(ResetMarkArgs),
     /// Apply the configuration file again.
     ///
     /// No gate is opened or closed that the change does not concern. A file that is not valid changes nothing.
@@ -169,6 +170,25 @@ Examples:
 pub struct UnfenceArgs {
     #[command(flatten)]
     pub hold: HoldArgs,
+}
+
+/// Set the high-water token of a service, after its lease store was restored from a backup.
+///
+/// A token below the mark never opens a service; a restored store may grant such tokens. Lower the mark only when no
+/// holder of a higher token can be alive anywhere. The service must be fenced. Who did this and when is kept for ever.
+/// Exits with 0 if the mark is set, else with 1.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  portcullis fence pg-main && portcullis reset-mark pg-main --to 0 --reason 'etcd restored from last night'")]
+pub struct ResetMarkArgs {
+    pub service: String,
+    /// The new mark; tokens from it on open the service.
+    #[arg(long, value_name = "N")]
+    pub to: u64,
+    /// For the record.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
 }
 
 /// Wait until a service has reached a state.
@@ -278,6 +298,7 @@ pub async fn execute(command: ClientCommand, socket: PathBuf) -> Result<ExitCode
         ClientCommand::Fence(args) => change::fence(&client, args).await,
         ClientCommand::Unfence(args) => change::unfence(&client, args.hold).await,
         ClientCommand::Wait(args) => wait::wait(&client, &args).await,
+        ClientCommand::ResetMark(args) => change::reset_mark(&client, args).await,
         ClientCommand::Reload => change::reload(&client).await,
         ClientCommand::Run(args) => run::run(&client, &args).await.map_err(CliError::Run),
     };

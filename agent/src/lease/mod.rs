@@ -7,10 +7,6 @@
 //! Nothing that waits for a disk can delay a fence: the tables in memory answer renewals, releases and expiry, and the
 //! disk stands only between an acquisition and its answer. A disk that hangs stops new holdings and nothing else.
 
-use std::time::Duration;
-
-use crate::core::time::BootInstant;
-
 pub mod local;
 pub mod store;
 pub mod writer;
@@ -19,14 +15,4 @@ pub mod writer;
 ///
 /// `sent_at` is a lower bound on the instant at which the store accepted the renewal: when it was *sent*, never when the
 /// answer arrived. A proof that was long in coming is therefore worth less, and never more, than it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Proof {
-    /// On the boot clock of this host, in this boot.
-    pub sent_at: BootInstant,
-    /// What the store promised from `sent_at` on, before drift and margin are taken off.
-    pub ttl: Duration,
-    /// The fencing token of the holding.
-    pub token: u64,
-    /// The store's order of proofs: a proof replaces those of a smaller sequence, even where its deadline is earlier.
-    pub sequence: u64,
-}
+pub use crate::core::deadline::Proof;

@@ -23,6 +23,8 @@ const META: TableDefinition<&str, &str> = TableDefinition::new("meta");
 const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
 /// Service to its high-water token.
 const MARKS: TableDefinition<&str, u64> = TableDefinition::new("marks");
+/// Service to [`HoldRecord`] as JSON; absent: no hold.
+const HOLDS: TableDefinition<&str, &[u8]> = TableDefinition::new("holds");
 /// Number to [`MarkReset`] as JSON, in order.
 const RESETS: TableDefinition<u64, &[u8]> = TableDefinition::new("resets");
 
@@ -45,6 +47,17 @@ pub struct Record {
     pub boot_id: String,
     /// Milliseconds since 1970 on the wall clock, for people; nothing is decided by it.
     pub granted_wall_ms: u64,
+}
+
+/// A fence made by hand: it outlives the agent, and nothing opens the service before it is removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HoldRecord {
+    pub reason: String,
+    /// Who asked.
+    pub uid: u32,
+    pub pid: i32,
+    pub since_wall_ms: u64,
 }
 
 /// One lowering of a mark, kept for ever.
@@ -145,17 +158,12 @@ impl Store {
 
     /// Every lease on disk, those of earlier boots included.
     pub fn leases(&mut self) -> Result<Vec<(String, Record)>, StateError> {
-        let rows = self.read(|database| {
-            let table = database.begin_read()?.open_table(LEASES)?;
-            let entries = table.iter()?;
-            let owned = entries.map(|entry| entry.map(|(key, value)| (key.value().to_owned(), value.value().to_vec())));
-            Ok(owned.collect::<Result<Vec<_>, _>>()?)
-        })?;
-        let decoded = rows.into_iter().map(|(service, bytes)| {
-            let record = self.decode(&format!("lease of {service}"), &bytes)?;
-            Ok((service, record))
-        });
-        decoded.collect()
+        self.rows(LEASES)
+    }
+
+    /// Every fence made by hand, by service.
+    pub fn holds(&mut self) -> Result<Vec<(String, HoldRecord)>, StateError> {
+        self.rows(HOLDS)
     }
 
     /// Every service's high-water token.
@@ -189,6 +197,19 @@ impl Store {
         }
         self.write("delete a lease", |transaction| {
             transaction.open_table(LEASES)?.remove(service)?;
+            Ok(())
+        })
+    }
+
+    /// Records a fence made by hand, or with nothing that it was removed.
+    pub fn persist_hold(&mut self, service: &str, hold: Option<&HoldRecord>) -> Result<(), StateError> {
+        let json = hold.map(|hold| self.encode(hold)).transpose()?;
+        self.write("record a fence made by hand", |transaction| {
+            let mut holds = transaction.open_table(HOLDS)?;
+            match &json {
+                Some(json) => holds.insert(service, json.as_slice())?,
+                None => holds.remove(service)?,
+            };
             Ok(())
         })
     }
@@ -227,6 +248,24 @@ impl Store {
             Ok(values.collect::<Result<Vec<_>, _>>()?)
         })?;
         rows.iter().map(|bytes| self.decode("a reset of a mark", bytes)).collect()
+    }
+
+    /// Every row of a table whose values are JSON.
+    fn rows<T: DeserializeOwned>(
+        &mut self,
+        table: TableDefinition<'static, &'static str, &'static [u8]>,
+    ) -> Result<Vec<(String, T)>, StateError> {
+        let rows = self.read(|database| {
+            let table = database.begin_read()?.open_table(table)?;
+            let entries = table.iter()?;
+            let owned = entries.map(|entry| entry.map(|(key, value)| (key.value().to_owned(), value.value().to_vec())));
+            Ok(owned.collect::<Result<Vec<_>, _>>()?)
+        })?;
+        let decoded = rows.into_iter().map(|(service, bytes)| {
+            let value = self.decode(&service, &bytes)?;
+            Ok((service, value))
+        });
+        decoded.collect()
     }
 
     fn decode<T: DeserializeOwned>(&self, what: &str, bytes: &[u8]) -> Result<T, StateError> {
@@ -350,6 +389,7 @@ fn create(directory: &Path, path: &Path) -> Result<(), StateError> {
         }
         transaction.open_table(LEASES)?;
         transaction.open_table(MARKS)?;
+        transaction.open_table(HOLDS)?;
         transaction.open_table(RESETS)?;
         transaction.commit()?;
         Ok(())

@@ -4,7 +4,7 @@ use std::{io, sync::mpsc, thread};
 
 use tokio::sync::oneshot;
 
-use super::store::{MarkReset, Record, StateError, Store};
+use super::store::{HoldRecord, MarkReset, Record, StateError, Store};
 
 /// Writes that wait for the disk, at most. A full queue means that the disk hangs; what comes then is refused at once.
 const QUEUE: usize = 1024;
@@ -18,6 +18,8 @@ pub enum Change {
     Release { service: String, token: u64 },
     /// A token that is about to open a gate.
     Mark { service: String, token: u64 },
+    /// A fence made by hand, or nothing: that it was removed.
+    Hold { service: String, hold: Option<HoldRecord> },
     /// An operator's lowering of a mark; `who` and when are kept with it.
     ResetMark { service: String, token: u64, who: String, wall_ms: u64 },
 }
@@ -67,6 +69,7 @@ fn write(mut store: Store, queue: &mpsc::Receiver<(Change, oneshot::Sender<Outco
             Change::Grant { service, record } => store.grant(&service, &record),
             Change::Release { service, token } => store.release(&service, token),
             Change::Mark { service, token } => store.persist_mark(&service, token),
+            Change::Hold { service, hold } => store.persist_hold(&service, hold.as_ref()),
             Change::ResetMark { service, token, who, wall_ms } => {
                 store.reset_mark(&service, token, &who, wall_ms).map(log_reset)
             }

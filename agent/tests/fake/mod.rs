@@ -220,6 +220,12 @@ async fn carry_out(mut inbox: Inbox, score: &Mutex<Score>, events: &broadcast::S
                     status(&score, &service)
                 }));
             }
+            Command::ResetMark { service, mark, answer, .. } => {
+                let fenced = status(&score, &service).state == State::Fenced;
+                let refused = Refusal::NotFenced { service: service.clone() };
+                let outcome = known(&service).and(if fenced { Ok(()) } else { Err(refused) });
+                _ = answer.send(outcome.map(|()| ServiceStatus { token: Some(mark), ..status(&score, &service) }));
+            }
             Command::Acquire { service, holder, ttl, answer, .. } => {
                 let outcome = known(&service).and_then(|()| acquire(&mut score, &service, &holder, ttl));
                 _ = answer.send(outcome.map(|proof| granted(&service, proof)));

@@ -14,7 +14,7 @@ const STATE_VARIABLE: &str = "PORTCULLIS_TEST_STATE";
 
 /// The temporary folder proper may be a tmpfs, which the store refuses.
 fn directory() -> TempDir {
-    tempfile::Builder::new().prefix("portcullis-state-").tempdir_in("/var/tmp").expect("a folder on disk")
+    tempfile::tempdir_in("/var/tmp").expect("a folder on disk")
 }
 
 fn record(token: u64) -> Record {
@@ -56,6 +56,19 @@ fn a_mark_goes_down_only_by_a_recorded_reset() {
     assert_eq!(store.mark("web").expect("readable"), 10);
     store.reset_mark("web", 1, "uid 0", 6).expect("written");
     assert_eq!(store.resets().expect("readable").len(), 2);
+}
+
+#[test]
+fn a_fence_made_by_hand_outlives_the_agent_until_it_is_removed() {
+    let directory = directory();
+    let mut store = Store::open(directory.path()).expect("new");
+    let hold = HoldRecord { reason: "drill".into(), uid: 0, pid: 7, since_wall_ms: 5 };
+    store.persist_hold("web", Some(&hold)).expect("written");
+    drop(store);
+    let mut store = Store::open(directory.path()).expect("whole");
+    assert_eq!(store.holds().expect("readable"), [("web".to_owned(), hold)]);
+    store.persist_hold("web", None).expect("written");
+    assert_eq!(store.holds().expect("readable"), []);
 }
 
 #[test]
