@@ -64,3 +64,34 @@ impl BootTimer {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_timer_ends_at_its_instant_and_not_before() {
+        let mut timer = BootTimer::new().expect("a timer");
+        let start = boot_now();
+        for ms in [0, 1, 5, 20] {
+            let until = start.saturating_add(Duration::from_millis(ms));
+            timer.sleep_until(until).await.expect("slept");
+            assert!(boot_now() >= until);
+        }
+        timer.sleep_until(BootInstant::ZERO).await.expect("long past");
+        // Dropped while it waits, and set again: the readiness of the earlier setting does not count.
+        let far = start.saturating_add(Duration::from_secs(3600));
+        let waited = tokio::time::timeout(Duration::from_millis(5), timer.sleep_until(far)).await;
+        assert!(waited.is_err());
+        let near = boot_now().saturating_add(Duration::from_millis(5));
+        timer.sleep_until(near).await.expect("slept");
+        assert!(boot_now() >= near);
+    }
+
+    #[test]
+    fn the_boot_has_a_name_and_the_clock_runs() {
+        assert_eq!(boot_id().expect("readable").len(), 36);
+        assert!(boot_now() > BootInstant::ZERO);
+        assert!(wall_ms() > 1_700_000_000_000);
+    }
+}

@@ -234,23 +234,33 @@ fn with_terminal(command: &mut Command) -> (fs::File, Process) {
     (fs::File::from(master), process)
 }
 
-#[test]
-fn what_the_terminal_sends_arrives_once() {
+const TELLS_INT_AND_USR1: &str = "trap 'echo got INT' INT; trap 'echo got USR1' USR1; trap 'exit 9' TERM
+    echo ready; while :; do sleep 0.01; done";
+
+/// What the command says first after Ctrl-C and a SIGUSR1 sent to `run` after that.
+fn first_said_after_ctrl_c(command: &[&str]) -> String {
     let s = setting();
-    let script = "trap 'echo got INT' INT; trap 'echo got USR1' USR1; trap 'exit 9' TERM; echo ready; while :; do sleep 0.01; done";
-    let mut command = s.command(&["run", "web", "--ttl", "5s", "--", "sh", "-c", script]);
+    let mut command = s.command(&[&["run", "web", "--ttl", "5s", "--"], command].concat());
     let (terminal, mut process) = with_terminal(&mut command);
     let mut lines = BufReader::new(terminal.try_clone().unwrap()).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.contains("ready")));
     (&terminal).write_all(b"\x03").unwrap();
-    assert!(lines.any(|line| line.contains("got INT")));
-    // What had been passed on as well would have come before this.
     process.signal(Signal::USR1);
-    let next = lines.find(|line| line.contains("got")).unwrap();
-    assert!(next.contains("got USR1"), "{next}");
+    let said = lines.find(|line| line.contains("got")).unwrap();
     process.signal(Signal::TERM);
-    assert!(!lines.any(|line| line.contains("got")));
     assert_eq!(process.end().code(), Some(9));
+    said.split("got ").last().unwrap().trim().to_owned()
+}
+
+#[test]
+fn what_the_terminal_sends_reaches_the_command_directly() {
+    assert_eq!(first_said_after_ctrl_c(&["sh", "-c", TELLS_INT_AND_USR1]), "INT");
+}
+
+#[test]
+fn what_the_terminal_sends_is_not_passed_on() {
+    // In a session of its own the terminal does not reach it: it hears only what is passed on.
+    assert_eq!(first_said_after_ctrl_c(&["setsid", "sh", "-c", TELLS_INT_AND_USR1]), "USR1");
 }
 
 #[test]

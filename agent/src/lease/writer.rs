@@ -85,3 +85,57 @@ fn write(mut store: Store, queue: &mpsc::Receiver<(Change, oneshot::Sender<Outco
 fn log_reset(reset: MarkReset) {
     tracing::warn!(service = reset.service, from = reset.from, to = reset.to, who = reset.who, "mark reset");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(token: u64) -> Change {
+        Change::Mark { service: "web".into(), token }
+    }
+
+    #[tokio::test]
+    async fn what_was_answered_is_on_disk() {
+        let directory = tempfile::tempdir_in("/var/tmp").expect("a folder on disk");
+        let writer = Writer::spawn(Store::open(directory.path()).expect("new")).expect("a thread");
+        let record = Record { holder: "a".into(), token: 7, ttl_ms: 5000, boot_id: "boot".into(), granted_wall_ms: 1 };
+        let hold = HoldRecord { reason: "drill".into(), uid: 0, pid: 1, since_wall_ms: 1 };
+        let changes = [
+            Change::Grant { service: "web".into(), record },
+            Change::Release { service: "web".into(), token: 7 },
+            Change::Hold { service: "web".into(), hold: Some(hold.clone()) },
+            mark(9),
+        ];
+        // Handed in at once and answered in order.
+        let outcomes: Vec<_> = changes.into_iter().map(|change| writer.submit(change)).collect();
+        for outcome in outcomes {
+            outcome.await.expect("answered").expect("written");
+        }
+        let reset = Change::ResetMark { service: "web".into(), token: 2, who: "uid 0".into(), wall_ms: 3 };
+        writer.submit(reset).await.expect("answered").expect("written");
+        drop(writer);
+        // The thread closes the file when it has seen that nobody is left.
+        let mut store = loop {
+            match Store::open(directory.path()) {
+                Err(StateError::InUse { .. }) => thread::yield_now(),
+                other => break other.expect("whole"),
+            }
+        };
+        assert_eq!(store.leases().expect("readable"), []);
+        assert_eq!(store.holds().expect("readable"), [("web".to_owned(), hold)]);
+        assert_eq!(store.mark("web").expect("readable"), 2);
+    }
+
+    #[test]
+    fn a_disk_that_hangs_refuses_at_once_instead_of_holding_up_the_caller() {
+        let (changes, queue) = mpsc::sync_channel(1);
+        let writer = Writer { changes };
+        let mut first = writer.submit(mark(1));
+        let refused = writer.submit(mark(2)).try_recv().expect("answered at once");
+        assert!(matches!(refused, Err(WriteError::Busy)));
+        first.try_recv().expect_err("still waiting for the disk");
+        drop(queue);
+        let refused = writer.submit(mark(3)).try_recv().expect("answered at once");
+        assert!(matches!(refused, Err(WriteError::Ended)));
+    }
+}
