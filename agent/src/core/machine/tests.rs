@@ -206,8 +206,8 @@ const ADOPTED: usize = 7;
 const FENCING: usize = 8;
 
 #[test]
-fn each_state_is_reached() {
-    check("time, none passed", |_| Input::StoreSilent, with(STAYS, &[(UNCONFIRMED, Fenced, &["verify"])]));
+fn silence() {
+    check("the store is silent", |_| Input::StoreSilent, with(STAYS, &[(UNCONFIRMED, Fenced, &["verify"])]));
 }
 
 #[test]
