@@ -4,6 +4,8 @@
 //! True time is the store's clock. A gate opens only by an action, so that two open gates would be seen at the instant
 //! of one: each action is followed by a look at both.
 
+#![allow(clippy::unwrap_used)]
+
 use std::time::Duration;
 
 use portcullis::{

@@ -3,6 +3,8 @@
 //! A small world stands for the shell: it carries out each action on a model of the gate and of the disk, and judges it
 //! by rules that know nothing of the machine's states.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{collections::VecDeque, time::Duration};
 
 use portcullis::{

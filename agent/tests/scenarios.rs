@@ -13,6 +13,8 @@
 //!
 //! A completion belongs to the newest epoch that an action carried, unless it says `epoch=N`.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{collections::BTreeMap, env, fmt::Write as _, fs, path::Path, time::Duration};
 
 use portcullis::{

@@ -51,6 +51,8 @@ pub fn deadline(timing: &Timing, proof: &Proof) -> BootInstant {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::arithmetic_side_effects)]
+
     use proptest::prelude::*;
 
     use super::*;

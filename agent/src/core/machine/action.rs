@@ -121,7 +121,7 @@ pub enum Refusal {
     Untimely { sent_at: BootInstant },
     /// The high-water mark is reset only while fenced.
     NotFenced { state: StateName },
-    /// The agent is ending.
+    /// The agent is ending: no proof counts.
     Ending,
 }
 
@@ -232,7 +232,7 @@ impl fmt::Display for Refusal {
             Self::NotFenced { state } => {
                 write!(f, "the service is {state}; the high-water mark is reset only while fenced")
             }
-            Self::Ending => f.write_str("the agent is ending; send the command to its successor"),
+            Self::Ending => f.write_str("the agent is ending: it opens and renews nothing; its successor will"),
         }
     }
 }

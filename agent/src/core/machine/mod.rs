@@ -12,7 +12,11 @@
 //! action with an epoch, an outcome, and a [`Stage`] of the opening or a step of the fencing that waits for it.
 
 mod action;
+mod command;
+mod fencing;
 mod input;
+mod lease;
+mod opening;
 #[cfg(test)]
 mod tests;
 
@@ -30,16 +34,8 @@ use super::{
 };
 use crate::config::model::StoreLost;
 
-/// A fence that is not confirmed is verified again after this long, then after twice as long, and so on ...
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// ... up to this.
-const LONGEST_RETRY: Duration = Duration::from_secs(60);
-
 /// Two openings within one nanosecond would share their sockets: the generation of the second is one ahead of its time.
 const NEXT: Duration = Duration::from_nanos(1);
-/// The part of the longest TTL by which holding over comes before the deadline: as late as an agent that is slow to be
-/// woken allows, since it ends the guarantee.
-const HOLD_OVER_LEAD: u32 = 10;
 
 /// One service.
 #[derive(Clone, Debug)]
@@ -268,141 +264,6 @@ impl Machine {
         }
     }
 
-    fn proven(&mut self, proof: &Proof, out: &mut Vec<Action>) {
-        let order = Order { sequence: proof.sequence, sent_at: proof.sent_at };
-        if let Err(refusal) = self.counts(proof, order) {
-            let cut = self.state.token().is_none() && matches!(refusal, Refusal::BelowMark { .. });
-            let why = refusal.to_string();
-            out.push(Action::Record(Event::Refused(refusal)));
-            if cut {
-                self.alarm(proof.token, why, out);
-            }
-            return;
-        }
-        self.newest = Some(order);
-        let deadline = deadline(&self.settings.timing, proof);
-        if deadline <= self.now {
-            let carries = deadline > proof.sent_at;
-            self.fence(if carries { Reason::Expired } else { Reason::TtlTooShort }, out);
-            // It is the newest all the same: what an older one allowed is over.
-            self.waiting = None;
-            if !carries {
-                self.alarm(proof.token, Reason::TtlTooShort.to_string(), out);
-            }
-            return;
-        }
-        let epoch = self.epoch;
-        match &mut self.state {
-            State::Opening { token, deadline: until, stage } if *token == proof.token => {
-                *until = deadline;
-                match stage {
-                    Stage::MarkDurable { .. } | Stage::ClosedDrops { .. } => {}
-                    Stage::OpenPasses => out.push(Action::Renew { epoch, deadline, basis: Basis::Proven }),
-                }
-            }
-            State::Serving { token, deadline: until, basis, silent } if *token == proof.token => {
-                (*until, *basis, *silent) = (deadline, Basis::Proven, false);
-                out.push(Action::Renew { epoch, deadline, basis: Basis::Proven });
-            }
-            State::Opening { .. } | State::Serving { .. } => {
-                self.fence(Reason::NewHolding, out);
-                self.waiting = Some(Waiting { token: proof.token, deadline });
-            }
-            State::Fenced { .. } | State::Fencing => {
-                self.waiting = Some(Waiting { token: proof.token, deadline });
-            }
-        }
-    }
-
-    /// Whether a proof is to be believed, and newer than all that the store has said.
-    fn counts(&self, proof: &Proof, order: Order) -> Result<(), Refusal> {
-        let timely = self.clock_unfit.is_none() && self.asked_from < proof.sent_at && proof.sent_at <= self.now;
-        if self.ending {
-            Err(Refusal::Ending)
-        } else if !timely {
-            Err(Refusal::Untimely { sent_at: proof.sent_at })
-        } else if self.newest.is_some_and(|newest| order <= newest) {
-            Err(Refusal::StaleProof { sequence: proof.sequence })
-        } else if proof.token < self.mark {
-            Err(Refusal::BelowMark { token: proof.token, mark: self.mark })
-        } else {
-            Ok(())
-        }
-    }
-
-    fn lost(&mut self, token: u64, loss: Loss, out: &mut Vec<Action>) {
-        if self.is_stale(Some(token), out) {
-            return;
-        }
-        self.void();
-        self.held_but_cut = None;
-        self.fence(Reason::Lost(loss), out);
-    }
-
-    fn store_silent(&mut self, out: &mut Vec<Action>) {
-        let hold_over = match &mut self.state {
-            // An adopted gate has no proof yet that could be held over.
-            State::Serving { basis: Basis::Proven | Basis::HeldOver, silent, .. } => {
-                *silent = true;
-                self.holds_over(true)
-            }
-            State::Serving { basis: Basis::Adopted, .. }
-            | State::Fenced { .. }
-            | State::Opening { .. }
-            | State::Fencing => false,
-        };
-        out.push(Action::Record(Event::StoreSilent { hold_over }));
-    }
-
-    fn command_fence(&mut self, token: Option<u64>, reason: String, hold: bool, out: &mut Vec<Action>) {
-        if self.is_stale(token, out) {
-            return;
-        }
-        self.void();
-        self.fence(Reason::Manual(reason.clone()), out);
-        if hold {
-            self.hold = true;
-            out.push(Action::PersistHold { held: true });
-            out.push(Action::Record(Event::Hold { held: true, reason: Some(reason) }));
-        }
-    }
-
-    fn command_unfence(&mut self, token: Option<u64>, out: &mut Vec<Action>) {
-        if self.is_stale(token, out) {
-            return;
-        }
-        self.hold = false;
-        out.push(Action::PersistHold { held: false });
-        out.push(Action::Record(Event::Hold { held: false, reason: None }));
-    }
-
-    /// A command or a loss that means an earlier holding is refused: it would hit the holding that came after.
-    fn is_stale(&self, given: Option<u64>, out: &mut Vec<Action>) -> bool {
-        let current = self.waiting.map_or(self.mark, |waiting| waiting.token.max(self.mark));
-        match given {
-            Some(given) if given < current => {
-                out.push(Action::Record(Event::Refused(Refusal::StaleToken { given, current })));
-                true
-            }
-            Some(_) | None => false,
-        }
-    }
-
-    fn reset_mark(&mut self, mark: u64, out: &mut Vec<Action>) {
-        match &self.state {
-            State::Fenced { .. } => {
-                out.push(Action::PersistMark { epoch: self.epoch, token: mark });
-                out.push(Action::Record(Event::MarkReset { from: self.mark, to: mark }));
-                (self.mark, self.durable) = (mark, None);
-                (self.newest, self.held_but_cut) = (None, None);
-                self.void();
-            }
-            State::Opening { .. } | State::Serving { .. } | State::Fencing => {
-                out.push(Action::Record(Event::Refused(Refusal::NotFenced { state: self.state.name() })));
-            }
-        }
-    }
-
     fn clock_unfit(&mut self, why: String, out: &mut Vec<Action>) {
         self.clock_unfit = Some(why.clone());
         self.void();
@@ -433,163 +294,6 @@ impl Machine {
             Outcome::SelfTested { expect, result } => self.self_tested(expect, result, out),
             Outcome::Verified(confirmation) => self.verified(confirmation, out),
         }
-    }
-
-    fn mark_persisted(&mut self, result: Result<(), String>, out: &mut Vec<Action>) {
-        let State::Opening { token, stage, .. } = &mut self.state else { return };
-        let (token, Stage::MarkDurable { before }) = (*token, &*stage) else { return };
-        match result {
-            Ok(()) => {
-                *stage = Stage::ClosedDrops { before: before.clone() };
-                self.durable = Some(token);
-                out.push(Action::SelfTest { epoch: self.epoch, expect: Expect::Drop });
-            }
-            Err(why) => {
-                self.fence(Reason::MarkNotDurable, out);
-                self.alarm(token, format!("{}: {why}", Reason::MarkNotDurable), out);
-            }
-        }
-    }
-
-    fn self_tested(&mut self, tested: Expect, result: Result<(), String>, out: &mut Vec<Action>) {
-        let State::Opening { token, deadline, stage } = &mut self.state else { return };
-        let (token, deadline, epoch) = (*token, *deadline, self.epoch);
-        match (&stage, tested) {
-            (Stage::ClosedDrops { .. }, Expect::Drop) | (Stage::OpenPasses, Expect::Pass) => {}
-            (Stage::MarkDurable { .. }, _) | (Stage::ClosedDrops { .. }, _) | (Stage::OpenPasses, _) => return,
-        }
-        match (tested, result) {
-            (Expect::Drop, Ok(())) => {
-                *stage = Stage::OpenPasses;
-                self.generation = self.now.max(self.generation.saturating_add(NEXT));
-                out.push(Action::Open { epoch, generation: self.generation, token, deadline });
-                out.push(Action::SelfTest { epoch, expect: Expect::Pass });
-            }
-            (Expect::Pass, Ok(())) => {
-                self.held_but_cut = None;
-                self.reason = None;
-                self.enter(State::Serving { token, deadline, basis: Basis::Proven, silent: false }, None, out);
-            }
-            (Expect::Drop | Expect::Pass, Err(why)) => {
-                self.fence(Reason::SelfTestFailed, out);
-                self.alarm(token, format!("{}: {why}", Reason::SelfTestFailed), out);
-            }
-        }
-    }
-
-    fn verified(&mut self, confirmation: Confirmation, out: &mut Vec<Action>) {
-        match &mut self.state {
-            State::Fencing => {
-                out.push(Action::Record(Event::Verified(confirmation.clone())));
-                let retry = Retry::after(&confirmation, self.now, FIRST_RETRY);
-                self.enter(State::Fenced { confirmation, retry }, self.reason.clone(), out);
-            }
-            State::Fenced { confirmation: known, retry } => {
-                out.push(Action::Record(Event::Verified(confirmation.clone())));
-                let pause = retry.pause.saturating_mul(2).min(LONGEST_RETRY);
-                *retry = Retry::after(&confirmation, self.now, pause);
-                *known = confirmation;
-            }
-            State::Opening { .. } | State::Serving { .. } => {}
-        }
-    }
-
-    /// To the fence from wherever the machine is. Whatever else is done comes after the gate is closed.
-    fn fence(&mut self, reason: Reason, out: &mut Vec<Action>) {
-        let next = match &self.state {
-            State::Fenced { .. } | State::Fencing => return,
-            // The gate has been closed since the fence before, and what was confirmed then still stands. It is closed
-            // again: an `Open` on its way must fail.
-            State::Opening { stage: Stage::MarkDurable { before } | Stage::ClosedDrops { before }, .. } => {
-                let retry = Retry::after(before, self.now, FIRST_RETRY);
-                State::Fenced { confirmation: before.clone(), retry }
-            }
-            State::Opening { stage: Stage::OpenPasses, .. } | State::Serving { .. } => State::Fencing,
-        };
-        self.void();
-        self.close(reason.clone(), out);
-        match &next {
-            State::Fencing => out.push(Action::Verify { epoch: self.epoch }),
-            State::Fenced { .. } | State::Opening { .. } | State::Serving { .. } => {}
-        }
-        self.enter(next, Some(reason), out);
-    }
-
-    /// Nothing counts that was proven, or asked, before now.
-    fn void(&mut self) {
-        self.waiting = None;
-        self.asked_from = self.now;
-    }
-
-    fn close(&mut self, reason: Reason, out: &mut Vec<Action>) {
-        self.epoch = self.epoch.next();
-        self.reason = Some(reason.clone());
-        out.push(Action::Close { reason });
-    }
-
-    fn open_with_waiting(&mut self, out: &mut Vec<Action>) {
-        let State::Fenced { confirmation, .. } = &self.state else { return };
-        if self.hold || self.ending || self.clock_unfit.is_some() {
-            return;
-        }
-        let Some(Waiting { token, deadline }) = self.waiting.take() else { return };
-        if deadline <= self.now {
-            return;
-        }
-        let before = confirmation.clone();
-        self.epoch = self.epoch.next();
-        self.mark = token;
-        let stage = if self.durable == Some(token) {
-            out.push(Action::SelfTest { epoch: self.epoch, expect: Expect::Drop });
-            Stage::ClosedDrops { before }
-        } else {
-            out.push(Action::PersistMark { epoch: self.epoch, token });
-            Stage::MarkDurable { before }
-        };
-        self.enter(State::Opening { token, deadline, stage }, None, out);
-    }
-
-    /// `when_store_lost = "hold"`: a little before the deadline it is moved the longest TTL ahead, so that the agent's
-    /// death still closes the gate, later.
-    fn hold_over(&mut self, out: &mut Vec<Action>) {
-        let (lead, until) = (self.hold_over_lead(), self.now.saturating_add(self.settings.timing.ttl_cap));
-        let wanted = match &self.state {
-            State::Serving { deadline, silent, .. } => {
-                self.holds_over(*silent) && deadline.saturating_sub(lead) <= self.now && until > *deadline
-            }
-            State::Fenced { .. } | State::Opening { .. } | State::Fencing => false,
-        };
-        if let (true, State::Serving { deadline, basis, .. }) = (wanted, &mut self.state) {
-            (*deadline, *basis) = (until, Basis::HeldOver);
-            out.push(Action::Renew { epoch: self.epoch, deadline: until, basis: Basis::HeldOver });
-            out.push(Action::Record(Event::HeldOver { until }));
-        }
-    }
-
-    fn holds_over(&self, silent: bool) -> bool {
-        match self.settings.when_store_lost {
-            StoreLost::Fence => false,
-            StoreLost::Hold => silent && !self.ending,
-        }
-    }
-
-    fn hold_over_lead(&self) -> Duration {
-        self.settings.timing.ttl_cap.checked_div(HOLD_OVER_LEAD).unwrap_or_default()
-    }
-
-    fn verify_again(&mut self, out: &mut Vec<Action>) {
-        if let State::Fenced { retry, .. } = &mut self.state
-            && retry.at.is_some_and(|at| at <= self.now)
-        {
-            retry.at = None;
-            self.epoch = self.epoch.next();
-            out.push(Action::Verify { epoch: self.epoch });
-        }
-    }
-
-    fn alarm(&mut self, token: u64, why: String, out: &mut Vec<Action>) {
-        self.held_but_cut = Some(why.clone());
-        out.push(Action::Record(Event::HeldButCut { token, why }));
     }
 
     fn enter(&mut self, next: State, reason: Option<Reason>, out: &mut Vec<Action>) {
