@@ -34,6 +34,21 @@ pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
+/// How far a time daemon makes the boot clock run too fast or too slow right now, in parts per million, rounded up.
+pub fn slew_ppm() -> io::Result<u64> {
+    /// Microseconds per tick of an undisturbed clock; each one more or less is 100 ppm.
+    const NOMINAL_TICK: i64 = 10_000;
+    // SAFETY: `timex` consists of integers, for which all zero is a valid value; no mode set asks to change nothing.
+    let mut timex: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: `timex` is writable.
+    if unsafe { libc::adjtimex(&raw mut timex) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // `freq` has 16 bits of fraction.
+    let scaled = (timex.tick - NOMINAL_TICK) * 100 * 65536 + timex.freq;
+    Ok(scaled.unsigned_abs().div_ceil(65536))
+}
+
 /// Waits on the boot clock. Tokio's own timers stop while the machine is suspended, and a lease does not.
 #[derive(Debug)]
 pub struct BootTimer(AsyncFd<OwnedFd>);

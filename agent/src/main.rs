@@ -8,6 +8,7 @@ use std::{
 use anyhow::Context as _;
 use clap::Parser as _;
 use portcullis::{
+    api::client::Client,
     cli::{self, Cli, CliError, Command},
     config::check::check,
 };
@@ -29,11 +30,13 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             write!(io::stdout(), "{report}").context("cannot write to standard output")?;
             Ok(ExitCode::from(cli::EXIT_OK))
         }
-        Command::Agent(_) | Command::Doctor(_) => anyhow::bail!("not part of this build"),
-        Command::Client(command) => {
-            // One thread: the command of `run` dies with the thread that started it, which must be the main one.
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            Ok(runtime.context("cannot start the event loop")?.block_on(cli::execute(command, cli.socket))?)
-        }
+        Command::Agent(_) => anyhow::bail!("not part of this build"),
+        Command::Doctor(args) => Ok(event_loop()?.block_on(cli::doctor(&args, &Client::new(cli.socket)))?.into()),
+        Command::Client(command) => Ok(event_loop()?.block_on(cli::execute(command, cli.socket))?),
     }
+}
+
+/// On one thread: the command of `run` dies with the thread that started it, which must be the main one.
+fn event_loop() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the event loop")
 }

@@ -10,10 +10,12 @@ use crate::api::{
 };
 
 mod change;
+mod doctor;
 mod run;
 mod status;
 mod wait;
 
+pub use doctor::doctor;
 pub use run::RunError;
 
 /// Success.
@@ -86,16 +88,16 @@ pub struct CheckArgs {
 
 /// Find out what this host can and cannot do, and how to mend what it cannot.
 ///
-/// Looks at kernel features, BTF, the bpffs, capabilities, XDP per interface, the time namespace, the clock's slew rate
-/// and how long the egress queues take to drain. Changes nothing and needs no agent. Exits with 1 if anything keeps the
-/// agent from running.
+/// Looks at kernel features, BTF, the bpffs, capabilities, cgroups, the time namespace, the clock's slew rate, the
+/// configuration and the state directory, and asks a running agent what is attached to each interface. Changes nothing
+/// and needs no agent. Exits with 1 if anything keeps the agent from running.
 #[derive(Debug, Args)]
 #[command(after_long_help = "\
 Examples:
   portcullis doctor
   portcullis doctor --config ./portcullis.toml")]
 pub struct DoctorArgs {
-    /// Read where the bpffs, the cgroup root and the state directory are from this file, if it exists.
+    /// The file to check; it says where the bpffs, the cgroup root and the state directory are. Need not exist.
     #[arg(long, env = "PORTCULLIS_CONFIG", default_value = DEFAULT_CONFIG, value_name = "PATH")]
     pub config: PathBuf,
 }
