@@ -1,6 +1,7 @@
 //! The state on a real disk: crashes, damage, a full disk.
 
 use std::{
+    fs,
     io::{BufRead as _, BufReader, Read as _},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -8,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::*;
+use super::{files::TMPFS_MAGIC, *};
 
 const STATE_VARIABLE: &str = "PORTCULLIS_TEST_STATE";
 
