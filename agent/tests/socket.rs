@@ -190,12 +190,15 @@ async fn a_fence_overtakes_every_other_command() {
     let refused = renewals.join_next().await.expect("one").expect("no panic").expect_err("refused");
     assert_eq!(refused.code(), Some("busy"));
     let fencing = tokio::spawn(async move { client.fence("web", &HoldRequest::default()).await });
-    let fence = loop {
-        match inbox.next_fence() {
-            Some(command) => break command,
-            None => tokio::task::yield_now().await,
+    let first_fence = async {
+        loop {
+            match inbox.next_fence() {
+                Some(command) => break command,
+                None => tokio::task::yield_now().await,
+            }
         }
     };
+    let fence = tokio::time::timeout(Duration::from_secs(5), first_fence).await.expect("the fence overtakes");
     assert!(matches!(fence, portcullis::api::command::Command::Fence { .. }), "{fence:?}");
     // Dropped unanswered: the client hears that the agent is going down, and does not hang.
     drop(fence);
