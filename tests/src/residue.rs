@@ -223,7 +223,8 @@ fn network_namespaces() -> impl Iterator<Item = u64> {
         let tasks = format!("/proc/{process}/task");
         let kept = names(&tasks).map(|tid| PathBuf::from(format!("{tasks}/{tid}/ns/net")));
         let descriptors = format!("/proc/{process}/fd");
-        let held = names(&descriptors).map(|fd| PathBuf::from(format!("{descriptors}/{fd}"))).filter(|path| is_net(path));
+        let held =
+            names(&descriptors).map(|fd| PathBuf::from(format!("{descriptors}/{fd}"))).filter(|path| is_net(path));
         inodes.extend(kept.chain(held).filter_map(|path| Some(fs::metadata(path).ok()?.ino())));
     }
     let mounted = mounts().into_iter().filter(|mount| mount.kind == "nsfs");

@@ -84,7 +84,14 @@ impl World {
         }
         fs::create_dir(&folder).unwrap_or_else(|e| panic!("make the world's folder {}: {e}", folder.display()));
         let owner = lock::own(&folder);
-        Self { id, folder, _owner: owner, namespaces: Mutex::default(), cgroup: Mutex::default(), mounts: Mutex::default() }
+        Self {
+            id,
+            folder,
+            _owner: owner,
+            namespaces: Mutex::default(),
+            cgroup: Mutex::default(),
+            mounts: Mutex::default(),
+        }
     }
 
     /// `portcullis-PID-COUNTER-NAME`: unique among the worlds of a machine.

@@ -139,11 +139,7 @@ pub fn binary(name: &str) -> PathBuf {
         return path.into();
     }
     let executable = std::env::current_exe().expect("the test's own path");
-    executable
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|folder| folder.join(name))
-        .find(|path| path.is_file())
-        .unwrap_or_else(|| panic!("no {name} beside {}: cargo build -p portcullis -p portcullis-tests", executable.display()))
+    executable.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file()).unwrap_or_else(
+        || panic!("no {name} beside {}: cargo build -p portcullis -p portcullis-tests", executable.display()),
+    )
 }
