@@ -25,10 +25,7 @@ use super::{
     pace::Pace,
     stamp::{PAYLOAD, Stamp, flow_id},
 };
-use crate::{
-    clock::{self, WallOffset},
-    world::Namespace,
-};
+use crate::{clock, world::Namespace};
 
 /// How long an open path may take to deliver the first packet: neighbour discovery, mostly.
 const OPEN: Duration = Duration::from_secs(5);
@@ -83,11 +80,7 @@ impl Flow {
     /// Waits until the path is open, then starts to count; panics if it stays closed.
     #[track_caller]
     pub fn start(self) -> RunningFlow {
-        let what = format!("{} -> {}", self.source, self.destination);
-        let running = self.launch(true);
-        let open = clock::wait_until(OPEN, || running.shared.open.load(Ordering::Relaxed));
-        assert!(open, "no packet passes {what}: is the path open?");
-        running
+        self.launch(true)
     }
 
     /// Starts to count at once, on a path that may be closed.
@@ -98,33 +91,10 @@ impl Flow {
 
     #[track_caller]
     fn launch(self, knock: bool) -> RunningFlow {
-        let bind = |namespace: &Namespace, at: SocketAddr| {
-            namespace
-                .run(|| UdpSocket::bind(at))
-                .unwrap_or_else(|e| panic!("bind udp {at} in {}: {e}", namespace.name()))
-        };
         // The receiver first: nothing is sent to a closed port.
         let receiver = bind(&self.to, self.listen);
         let sender = bind(&self.from, self.source);
-        let buffers = Receiver::prepare(receiver.as_fd()).unwrap_or_else(|e| panic!("prepare a receiver: {e}"));
-        let limit = usize::try_from(self.rate.saturating_mul(LONGEST).min(MOST)).expect("fits an address space");
-        let shared = Arc::new(Shared { open: AtomicBool::new(!knock), ..Shared::default() });
-        let id = flow_id();
-        let backlog_before = backlog_drops();
-        let spawn = |name: &str| thread::Builder::new().name(name.to_owned());
-        let receiving = {
-            let shared = Arc::clone(&shared);
-            spawn("receiver").spawn(move || receive(&receiver, buffers, id, limit, &shared))
-        };
-        let sending = {
-            let (shared, destination, rate) = (Arc::clone(&shared), self.destination, self.rate);
-            spawn("sender").spawn(move || send(&sender, destination, id, rate, limit, &shared))
-        };
-        RunningFlow {
-            shared,
-            threads: Some((sending.expect("start a thread"), receiving.expect("start a thread"))),
-            backlog_before,
-        }
+        RunningFlow::start(sender, receiver, self.destination, self.rate, knock)
     }
 }
 
@@ -159,6 +129,37 @@ struct Arrived {
 }
 
 impl RunningFlow {
+    /// Sends from one socket and counts at the other, or at the same if the destination echoes. With `knock` it first waits
+    /// until the path is open.
+    #[track_caller]
+    pub(super) fn start(
+        sender: UdpSocket,
+        receiver: UdpSocket,
+        destination: SocketAddr,
+        rate: u32,
+        knock: bool,
+    ) -> Self {
+        let buffers = Receiver::prepare(receiver.as_fd()).unwrap_or_else(|e| panic!("prepare a receiver: {e}"));
+        let limit = usize::try_from(rate.saturating_mul(LONGEST).min(MOST)).expect("fits an address space");
+        let shared = Arc::new(Shared { open: AtomicBool::new(!knock), ..Shared::default() });
+        let id = flow_id();
+        let backlog_before = backlog_drops();
+        let spawn = |name: &str| thread::Builder::new().name(name.to_owned());
+        let receiving = {
+            let shared = Arc::clone(&shared);
+            spawn("receiver").spawn(move || receive(&receiver, buffers, id, limit, &shared))
+        };
+        let sending = {
+            let shared = Arc::clone(&shared);
+            spawn("sender").spawn(move || send(&sender, destination, id, rate, limit, &shared))
+        };
+        let threads = Some((sending.expect("start a thread"), receiving.expect("start a thread")));
+        let running = Self { shared, threads, backlog_before };
+        let open = clock::wait_until(OPEN, || running.shared.open.load(Ordering::Relaxed));
+        assert!(open, "no packet arrives that is sent to {destination}: is the path open?");
+        running
+    }
+
     /// Packets sent so far.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
@@ -206,6 +207,12 @@ impl Drop for RunningFlow {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// A UDP socket in a namespace.
+#[track_caller]
+pub(super) fn bind(namespace: &Namespace, at: SocketAddr) -> UdpSocket {
+    namespace.run(|| UdpSocket::bind(at)).unwrap_or_else(|e| panic!("bind udp {at} in {}: {e}", namespace.name()))
 }
 
 fn send(socket: &UdpSocket, to: SocketAddr, id: u64, rate: u32, limit: usize, shared: &Shared) -> io::Result<Sent> {
@@ -265,19 +272,21 @@ fn transmit(socket: &UdpSocket, to: &SocketAddrAny, payloads: &[[u8; PAYLOAD]]) 
 }
 
 fn receive(socket: &UdpSocket, mut buffers: Receiver, id: u64, limit: usize, shared: &Shared) -> io::Result<Arrived> {
-    let offset = WallOffset::measure();
     // Room for duplicates is not needed beyond what fits.
     let mut packets = Vec::with_capacity(limit);
     let mut overflow = false;
     loop {
+        let mut seen_at = None;
         let got = buffers.receive(socket.as_fd(), QUIET, |received| {
+            // One reading of the clock for the batch, when all of it is here.
+            let seen_at = *seen_at.get_or_insert_with(clock::now);
             let Some(stamp) = Stamp::read(received.bytes).filter(|stamp| stamp.flow == id) else { return };
             if stamp.is_hello() {
                 shared.open.store(true, Ordering::Relaxed);
             } else if packets.len() == limit {
                 overflow = true;
             } else {
-                packets.push((stamp.sequence, stamp.sent_at, offset.to_boot(received.wall_ns)));
+                packets.push((stamp.sequence, stamp.sent_at, seen_at));
             }
         })?;
         shared.arrived.store(u64::try_from(packets.len()).map_err(io::Error::other)?, Ordering::Relaxed);
@@ -288,7 +297,6 @@ fn receive(socket: &UdpSocket, mut buffers: Receiver, id: u64, limit: usize, sha
     if overflow {
         return Err(io::Error::other("more packets arrived than were sent"));
     }
-    offset.assert_steady();
     Ok(Arrived { packets, drops: queue_drops(socket.as_fd())? })
 }
 

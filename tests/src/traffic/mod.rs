@@ -6,14 +6,18 @@
 //!
 //! * [`Flow`]: UDP packets one way at a fixed rate.
 //! * [`Stream`]: an established TCP connection with stamped records both ways.
+//! * [`Echo`]: stamped records to a real server and back, which [`serve`] is.
 //! * [`Capture`]: every frame on an interface, with the kernel's time of arrival: the judge of what is on the wire.
 //! * [`Report`], [`Cut`]: what was sent, what arrived, and how that fits a deadline.
 
 mod batch;
 mod capture;
+mod direction;
+mod echo;
 mod flow;
 mod pace;
 mod report;
+mod server;
 mod stamp;
 mod stream;
 
@@ -25,8 +29,11 @@ use std::{
 
 pub use batch::BATCH;
 pub use capture::{Capture, Captured, Frame};
+pub use direction::Break;
+pub use echo::{Echo, RunningEcho};
 pub use flow::{Flow, RunningFlow};
 pub use report::{Bucket, Cut, Packet, Report};
+pub use server::serve;
 pub use stamp::{PAYLOAD, Stamp};
 pub use stream::{RunningStream, Stream, StreamReport};
 

@@ -1,6 +1,6 @@
 //! What was sent, what arrived, and how the two fit a deadline.
 
-use std::{fmt, io, time::Duration};
+use std::{fmt, time::Duration};
 
 use portcullis::core::time::BootInstant;
 
@@ -13,7 +13,7 @@ pub struct Packet {
     pub returned_at: BootInstant,
     /// The kernel refused it with EPERM, as a cgroup program does: sent, and dropped on this side.
     pub refused: bool,
-    /// When the kernel of the other side took it in; nothing: it never arrived.
+    /// When the receiver saw it, so not before it was judged; nothing: it never arrived.
     pub arrived_at: Option<BootInstant>,
 }
 
@@ -28,8 +28,6 @@ pub struct Report {
     pub measurement_drops: u64,
     /// Packets that arrived more than once.
     pub duplicates: u64,
-    /// For a stream: when and how it broke, if it did.
-    pub broken: Option<(BootInstant, io::ErrorKind)>,
 }
 
 impl Report {
@@ -70,12 +68,6 @@ impl Report {
         self.arrived().filter(|packet| packet.sent_at >= deadline).count()
     }
 
-    /// The longest time a packet took from its stamp to its arrival.
-    pub fn longest_transit(&self) -> Duration {
-        let transit = |packet: &Packet| packet.arrived_at.map(|at| at.saturating_since(packet.sent_at));
-        self.packets.iter().filter_map(transit).max().unwrap_or_default()
-    }
-
     /// The part of it that was sent from `from` on and before `to`: one phase of a longer story.
     pub fn between(&self, from: BootInstant, to: BootInstant) -> Self {
         let start = self.packets.partition_point(|packet| packet.sent_at < from);
@@ -108,7 +100,7 @@ impl Report {
             passed_after: self.received_sent_after(deadline),
             sent_after: self.packets.iter().filter(|packet| packet.sent_at >= deadline).count(),
             overtaken: before_last.iter().filter(|packet| packet.arrived_at.is_none()).count(),
-            in_flight: self.longest_transit(),
+            in_flight: in_flight(before_last),
             measurement_drops: self.measurement_drops,
         }
     }
@@ -148,7 +140,6 @@ impl Report {
             unsent: self.unsent,
             measurement_drops: self.measurement_drops,
             duplicates: self.duplicates,
-            broken: self.broken,
         }
     }
 }
@@ -195,8 +186,8 @@ pub struct Cut {
     /// Packets that did not arrive although a later one did. The path keeps the order, so they were dropped while the
     /// gate was still open: must be 0.
     pub overtaken: usize,
-    /// The longest time a packet took to arrive: a packet whose sending had returned may have been judged this much later,
-    /// when it comes out of the receiving CPU's backlog.
+    /// The longest that one of the last packets that arrived was still under way when its sending had returned: the first that
+    /// was dropped may have been judged this much later, when it came out of the receiving CPU's backlog.
     pub in_flight: Duration,
     pub measurement_drops: u64,
 }
@@ -220,6 +211,15 @@ impl Cut {
             _ => Ok(()),
         }
     }
+}
+
+/// The longest time between the return of the sending and the arrival, of the packets sent in the last 100 ms: the ones before
+/// have been through other queues.
+fn in_flight(arrived: &[Packet]) -> Duration {
+    let Some(last) = arrived.last() else { return Duration::ZERO };
+    let recent = last.sent_at.saturating_sub(Duration::from_millis(100));
+    let waited = |packet: &Packet| packet.arrived_at.map(|at| at.saturating_since(packet.returned_at));
+    arrived.iter().rev().take_while(|packet| packet.sent_at >= recent).filter_map(waited).max().unwrap_or_default()
 }
 
 fn relative(instant: BootInstant, to: BootInstant) -> i64 {

@@ -3,35 +3,23 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
-use portcullis::core::time::BootInstant;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, send, socket_with},
+    net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with},
 };
 
 use super::{
-    LIGHT, Packet, Report, address,
-    pace::Pace,
-    stamp::{PAYLOAD, Stamp, flow_id},
+    LIGHT, Report, address,
+    direction::{Break, Direction},
 };
-use crate::{clock, world::Namespace};
+use crate::world::Namespace;
 
 /// How long an open path may take to establish a connection.
 const OPEN: Duration = Duration::from_secs(5);
-/// After the writers have ended, silence of this length means that nothing is under way any more.
-const QUIET: Duration = Duration::from_millis(100);
-/// What a stream records at most in each direction.
-const LIMIT: usize = 1_000_000;
-
 /// A connection to be made.
 #[derive(Clone, Debug)]
 pub struct Stream {
@@ -80,10 +68,7 @@ impl Stream {
             .server
             .run(|| TcpListener::bind(self.listen))
             .unwrap_or_else(|e| panic!("listen on tcp {} in {}: {e}", self.listen, self.server.name()));
-        let client = self
-            .client
-            .run(|| connect_from(self.source, self.destination))
-            .unwrap_or_else(|e| panic!("connect {} -> {}: {e}", self.source, self.destination));
+        let client = self.client.run(|| open(self.source, self.destination));
         let (server, _) = listener.accept().unwrap_or_else(|e| panic!("accept on {}: {e}", self.listen));
         RunningStream {
             to_server: Direction::start(&client, &server, self.rate),
@@ -104,154 +89,44 @@ pub struct RunningStream {
 pub struct StreamReport {
     pub to_server: Report,
     pub to_client: Report,
+    /// What the client's socket said when the connection broke, if it did.
+    pub client_saw: Option<Break>,
+    /// What the server's socket said.
+    pub server_saw: Option<Break>,
 }
 
 impl RunningStream {
     /// Records that have arrived so far at the server.
     pub fn arrived_at_server(&self) -> u64 {
-        self.to_server.shared.arrived.load(Ordering::Relaxed)
+        self.to_server.arrived()
     }
 
     /// Records that have arrived so far at the client.
     pub fn arrived_at_client(&self) -> u64 {
-        self.to_client.shared.arrived.load(Ordering::Relaxed)
+        self.to_client.arrived()
     }
 
     /// Ends the writers, waits for what is under way, and tells what became of each record.
     #[track_caller]
     pub fn stop(mut self) -> StreamReport {
         // Both writers first: neither end closes before the other has stopped writing.
-        self.to_server.shared.writer_ends.store(true, Ordering::Relaxed);
-        self.to_client.shared.writer_ends.store(true, Ordering::Relaxed);
-        StreamReport { to_server: self.to_server.stop(), to_client: self.to_client.stop() }
-    }
-}
-
-#[derive(Debug)]
-struct Direction {
-    shared: Arc<Shared>,
-    threads: Option<(JoinHandle<io::Result<Report>>, JoinHandle<io::Result<Vec<(u32, BootInstant)>>>)>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    writer_ends: AtomicBool,
-    reader_ends: AtomicBool,
-    arrived: AtomicU64,
-}
-
-impl Direction {
-    fn start(from: &TcpStream, to: &TcpStream, rate: u32) -> Self {
-        let shared = Arc::new(Shared::default());
-        let id = flow_id();
-        from.set_nodelay(true).unwrap_or_else(|e| panic!("set TCP_NODELAY: {e}"));
-        let copy = |stream: &TcpStream| stream.try_clone().unwrap_or_else(|e| panic!("duplicate a socket: {e}"));
-        let reader = {
-            let (shared, to) = (Arc::clone(&shared), copy(to));
-            thread::Builder::new().name("reader".to_owned()).spawn(move || read(&to, id, &shared))
-        };
-        let writer = {
-            let (shared, from) = (Arc::clone(&shared), copy(from));
-            thread::Builder::new().name("writer".to_owned()).spawn(move || write(&from, id, rate, &shared))
-        };
-        Self { shared, threads: Some((writer.expect("start a thread"), reader.expect("start a thread"))) }
-    }
-
-    #[track_caller]
-    fn stop(&mut self) -> Report {
-        let (written, arrived) = self.end().expect("stopped once");
-        let mut report = written.unwrap_or_else(|e| panic!("the writer of a stream: {e}"));
-        for (sequence, at) in arrived.unwrap_or_else(|e| panic!("the reader of a stream: {e}")) {
-            let index = usize::try_from(sequence).expect("fits an address space");
-            let packet = report.packets.get_mut(index).unwrap_or_else(|| panic!("record {sequence} was never sent"));
-            packet.arrived_at = Some(at);
-        }
-        report
-    }
-
-    #[expect(clippy::type_complexity, reason = "the two results of the two threads, used once")]
-    fn end(&mut self) -> Option<(io::Result<Report>, io::Result<Vec<(u32, BootInstant)>>)> {
-        let (writer, reader) = self.threads.take()?;
-        self.shared.writer_ends.store(true, Ordering::Relaxed);
-        let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
-        self.shared.reader_ends.store(true, Ordering::Relaxed);
-        Some((written, reader.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))))
-    }
-}
-
-impl Drop for Direction {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-/// Writes a record whenever one is due. While the kernel takes no more the next record waits, stamped when it was due.
-fn write(stream: &TcpStream, id: u64, rate: u32, shared: &Shared) -> io::Result<Report> {
-    let mut report = Report { packets: Vec::with_capacity(LIMIT), ..Report::default() };
-    let mut pace = Pace::new(rate);
-    while !shared.writer_ends.load(Ordering::Relaxed) {
-        pace.wait(1);
-        if report.packets.len() == LIMIT {
-            return Err(io::Error::other(format!("it ran longer than the {LIMIT} records it can keep")));
-        }
-        let sequence = u32::try_from(report.packets.len()).map_err(io::Error::other)?;
-        let stamp = Stamp { flow: id, sequence, sent_at: clock::now() };
-        let outcome = write_record(stream, &stamp.write(), shared);
-        let returned_at = clock::now();
-        report.packets.push(Packet { sent_at: stamp.sent_at, returned_at, refused: false, arrived_at: None });
-        if let Err(error) = outcome {
-            report.broken = Some((returned_at, error.kind()));
-            break;
+        self.to_server.end_writer();
+        self.to_client.end_writer();
+        let (up, down) = (self.to_server.stop(), self.to_client.stop());
+        StreamReport {
+            to_server: up.report,
+            to_client: down.report,
+            // A reset is told once, mostly to the reader; a writer after it only learns of a broken pipe.
+            client_saw: down.reader_saw.or(up.writer_saw),
+            server_saw: up.reader_saw.or(down.writer_saw),
         }
     }
-    Ok(report)
 }
 
-/// Writes a whole record, unless the stream is told to end while the kernel takes no more.
-fn write_record(stream: &TcpStream, mut rest: &[u8], shared: &Shared) -> io::Result<()> {
-    while !rest.is_empty() {
-        match send(stream, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(taken) => rest = &rest[taken..],
-            Err(Errno::AGAIN) if shared.writer_ends.load(Ordering::Relaxed) => break,
-            Err(Errno::AGAIN) => wait(stream, PollFlags::OUT)?,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
-fn read(stream: &TcpStream, id: u64, shared: &Shared) -> io::Result<Vec<(u32, BootInstant)>> {
-    let mut arrived = Vec::with_capacity(LIMIT);
-    let mut pending = Vec::new();
-    let mut buffer = [0; 64 * PAYLOAD];
-    loop {
-        wait(stream, PollFlags::IN)?;
-        let ends = shared.reader_ends.load(Ordering::Relaxed);
-        let taken = match recv(stream, &mut buffer, RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN) if ends => return Ok(arrived),
-            Err(Errno::AGAIN) => continue,
-            // Closed or broken: how it broke is in the writer's report of the other direction.
-            Ok((_, 0)) | Err(_) => return Ok(arrived),
-            Ok((_, taken)) => taken,
-        };
-        let at = clock::now();
-        pending.extend_from_slice(&buffer[..taken]);
-        let whole = pending.len() - pending.len() % PAYLOAD;
-        for record in pending.drain(..whole).as_slice().chunks_exact(PAYLOAD) {
-            let stamp = Stamp::read(record).filter(|stamp| stamp.flow == id);
-            arrived.push((stamp.ok_or_else(|| io::Error::other("a record is not of this stream"))?.sequence, at));
-        }
-        shared.arrived.store(u64::try_from(arrived.len()).map_err(io::Error::other)?, Ordering::Relaxed);
-    }
-}
-
-/// Waits until the socket is ready, at most [`QUIET`].
-fn wait(stream: &TcpStream, ready: PollFlags) -> io::Result<()> {
-    let timeout = Timespec::try_from(QUIET).map_err(io::Error::other)?;
-    match poll(&mut [PollFd::new(stream, ready)], Some(&timeout)) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+/// Opens a connection, or panics.
+#[track_caller]
+pub(super) fn open(source: SocketAddr, destination: SocketAddr) -> TcpStream {
+    connect_from(source, destination).unwrap_or_else(|e| panic!("connect {source} -> {destination}: {e}"))
 }
 
 /// Connects from a given address.
