@@ -8,7 +8,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -18,6 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice::name_to_ind
 use super::{
     batch::{Receiver, SNAP, bind_to_interface, queue_drops},
     stamp::Stamp,
+    worker::Worker,
 };
 use crate::{
     clock::{self, WallOffset},
@@ -163,7 +163,7 @@ impl fmt::Debug for Frame {
 #[derive(Debug)]
 pub struct Capture {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<io::Result<Captured>>>,
+    thread: Option<Worker<Captured>>,
 }
 
 #[derive(Debug, Default)]
@@ -201,9 +201,9 @@ impl Capture {
         let shared = Arc::new(Shared::default());
         let thread = {
             let shared = Arc::clone(&shared);
-            thread::Builder::new().name("capture".to_owned()).spawn(move || record(&socket, buffers, &filter, &shared))
+            Worker::start("capture", move || record(&socket, buffers, &filter, &shared))
         };
-        Self { shared, thread: Some(thread.expect("start a thread")) }
+        Self { shared, thread: Some(thread) }
     }
 
     /// Frames recorded so far.
@@ -221,7 +221,7 @@ impl Capture {
     fn end(&mut self) -> Option<io::Result<Captured>> {
         let thread = self.thread.take()?;
         self.shared.ends.store(true, Ordering::Relaxed);
-        Some(thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked"))))
+        Some(thread.join())
     }
 }
 

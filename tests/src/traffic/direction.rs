@@ -7,7 +7,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -22,6 +21,7 @@ use super::{
     Packet, Report,
     pace::Pace,
     stamp::{PAYLOAD, Stamp, flow_id},
+    worker::Worker,
 };
 use crate::clock;
 
@@ -41,7 +41,7 @@ pub struct Break {
 #[derive(Debug)]
 pub(super) struct Direction {
     shared: Arc<Shared>,
-    threads: Option<(JoinHandle<io::Result<Written>>, JoinHandle<io::Result<Read>>)>,
+    threads: Option<(Worker<Written>, Worker<Read>)>,
 }
 
 #[derive(Debug, Default)]
@@ -81,13 +81,13 @@ impl Direction {
         let copy = |stream: &TcpStream| stream.try_clone().unwrap_or_else(|e| panic!("duplicate a socket: {e}"));
         let reader = {
             let (shared, to) = (Arc::clone(&shared), copy(to));
-            thread::Builder::new().name("reader".to_owned()).spawn(move || read(&to, id, &shared))
+            Worker::start("reader", move || read(&to, id, &shared))
         };
         let writer = {
             let (shared, from) = (Arc::clone(&shared), copy(from));
-            thread::Builder::new().name("writer".to_owned()).spawn(move || write(&from, id, rate, &shared))
+            Worker::start("writer", move || write(&from, id, rate, &shared))
         };
-        Self { shared, threads: Some((writer.expect("start a thread"), reader.expect("start a thread"))) }
+        Self { shared, threads: Some((writer, reader)) }
     }
 
     /// Records that have arrived so far.
@@ -118,9 +118,9 @@ impl Direction {
     fn end(&mut self) -> Option<(io::Result<Written>, io::Result<Read>)> {
         let (writer, reader) = self.threads.take()?;
         self.end_writer();
-        let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")));
+        let written = writer.join();
         self.shared.reader_ends.store(true, Ordering::Relaxed);
-        Some((written, reader.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))))
+        Some((written, reader.join()))
     }
 }
 

@@ -8,7 +8,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -24,6 +23,7 @@ use super::{
     batch::{Receiver, backlog_drops, queue_drops},
     pace::Pace,
     stamp::{PAYLOAD, Stamp, flow_id},
+    worker::Worker,
 };
 use crate::{clock, world::Namespace};
 
@@ -102,7 +102,7 @@ impl Flow {
 #[derive(Debug)]
 pub struct RunningFlow {
     shared: Arc<Shared>,
-    threads: Option<(JoinHandle<io::Result<Sent>>, JoinHandle<io::Result<Arrived>>)>,
+    threads: Option<(Worker<Sent>, Worker<Arrived>)>,
     backlog_before: u64,
 }
 
@@ -144,17 +144,15 @@ impl RunningFlow {
         let shared = Arc::new(Shared { open: AtomicBool::new(!knock), ..Shared::default() });
         let id = flow_id();
         let backlog_before = backlog_drops();
-        let spawn = |name: &str| thread::Builder::new().name(name.to_owned());
         let receiving = {
             let shared = Arc::clone(&shared);
-            spawn("receiver").spawn(move || receive(&receiver, buffers, id, limit, &shared))
+            Worker::start("receiver", move || receive(&receiver, buffers, id, limit, &shared))
         };
         let sending = {
             let shared = Arc::clone(&shared);
-            spawn("sender").spawn(move || send(&sender, destination, id, rate, limit, &shared))
+            Worker::start("sender", move || send(&sender, destination, id, rate, limit, &shared))
         };
-        let threads = Some((sending.expect("start a thread"), receiving.expect("start a thread")));
-        let running = Self { shared, threads, backlog_before };
+        let running = Self { shared, threads: Some((sending, receiving)), backlog_before };
         let open = clock::wait_until(OPEN, || running.shared.open.load(Ordering::Relaxed));
         assert!(open, "no packet arrives that is sent to {destination}: is the path open?");
         running
@@ -195,11 +193,10 @@ impl RunningFlow {
 
     fn end(&mut self) -> Option<(io::Result<Sent>, io::Result<Arrived>)> {
         let (sending, receiving) = self.threads.take()?;
-        let panicked = |_| Err(io::Error::other("its thread panicked"));
         self.shared.sender_ends.store(true, Ordering::Relaxed);
-        let sent = sending.join().unwrap_or_else(panicked);
+        let sent = sending.join();
         self.shared.receiver_ends.store(true, Ordering::Relaxed);
-        Some((sent, receiving.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))))
+        Some((sent, receiving.join()))
     }
 }
 

@@ -20,6 +20,7 @@ mod report;
 mod server;
 mod stamp;
 mod stream;
+mod worker;
 
 use std::{
     io,

@@ -8,7 +8,7 @@ use crate::clock;
 
 /// Arrears beyond this are forgiven: a sender that was off the CPU does not make up for it with a burst that would overflow
 /// a queue.
-const MAX_ARREARS: Duration = Duration::from_millis(2);
+const MAX_ARREARS: Duration = Duration::from_millis(5);
 /// The shortest sleep that is worth it; at high rates several packets are due after each.
 const NAP: Duration = Duration::from_micros(200);
 

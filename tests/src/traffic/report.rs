@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(clean.last_received_sent_at(), Some(at(149)));
         assert_eq!(clean.first_lost_sent_at(), Some(at(150)));
 
-        let fault = |report: Report, deadline| report.cut_at(at(deadline)).verify().unwrap_err();
+        let fault = |report: Report, deadline| report.cut_at(at(deadline)).verify().expect_err("a fault");
         assert!(fault(traffic(|ms| ms < 151), 150).contains("after the deadline arrived"));
         assert!(fault(traffic(|ms| ms < 149), 151).contains("before the deadline"));
         assert!(fault(traffic(|ms| ms < 150 && ms != 120), 150).contains("others still passed"));

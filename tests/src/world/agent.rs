@@ -3,8 +3,9 @@
 use std::{
     fs, io,
     ops::{Deref, DerefMut},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitStatus,
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -24,6 +25,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Agent {
     node: Node,
+    /// Of its log and its configuration file: a node may be asked to run two.
+    name: String,
     config: PathBuf,
     process: Process,
 }
@@ -43,10 +46,12 @@ impl Agent {
     /// The agent ended before it was ready: its status and log.
     #[track_caller]
     pub fn try_start(node: Node, config: &str) -> Result<Self, Refusal> {
-        let path = node.folder().join("portcullis.toml");
+        static COUNTER: AtomicU32 = AtomicU32::new(1);
+        let name = format!("{}-agent-{}", node.name(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let path = node.folder().join(format!("{name}.toml"));
         write_config(&node, &path, config);
-        let process = launch(&node, &path);
-        let mut agent = Self { node, config: path, process };
+        let process = launch(&node, &name, &path);
+        let mut agent = Self { node, name, config: path, process };
         agent.wait_ready()?;
         Ok(agent)
     }
@@ -55,7 +60,7 @@ impl Agent {
     #[track_caller]
     pub fn restart(&mut self) {
         self.process.kill();
-        self.process = launch(&self.node, &self.config);
+        self.process = launch(&self.node, &self.name, &self.config);
         if let Err(failure) = self.wait_ready() {
             panic!("the restarted agent {failure}");
         }
@@ -105,17 +110,19 @@ impl Agent {
     fn wait_ready(&mut self) -> Result<(), Refusal> {
         let mut ended = None;
         let mut last = None;
+        // Another agent may hold the socket, and is not to be taken for this one.
+        let pid = self.process.pid();
         let ready = clock::wait_until(READY, || {
             ended = self.process.ended();
             let answer = self.get("/v1/health");
-            let ready = answer.as_ref().is_ok_and(|answer| answer.status == 200);
+            let ready = answer.as_ref().is_ok_and(|answer| answer.status == 200 && answer.pid == pid);
             last = Some(answer);
             ready || ended.is_some()
         });
         match ended {
             Some(status) => Err(Refusal { status, log: self.process.log() }),
             None if ready => Ok(()),
-            None => panic!("the agent is not ready after {READY:?}; /v1/health: {last:?}\n{}", self.process.log()),
+            None => panic!("the agent is not ready after {READY:?}; /v1/health: {last:?}"),
         }
     }
 }
@@ -147,13 +154,13 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-fn launch(node: &Node, config: &std::path::Path) -> Process {
+fn launch(node: &Node, name: &str, config: &Path) -> Process {
     let mut command = node.command(binary("portcullis"));
-    node.spawn(&format!("{}-agent", node.name()), command.arg("agent").arg("--config").arg(config))
+    node.spawn(name, command.arg("agent").arg("--config").arg(config))
 }
 
 /// Writes `text` with what ties the agent to its node. A text that is no TOML is written as it is: the agent is to refuse it.
-fn write_config(node: &Node, path: &std::path::Path, text: &str) {
+fn write_config(node: &Node, path: &Path, text: &str) {
     let text = complete(node, text).unwrap_or_else(|| text.to_owned());
     fs::write(path, text).unwrap_or_else(|e| panic!("write {}: {e}", path.display()));
 }
@@ -165,7 +172,7 @@ fn complete(node: &Node, text: &str) -> Option<String> {
     for (key, value) in [
         ("identity", Toml::String(node.name().to_owned())),
         ("socket", path(node.socket())),
-        ("state_dir", path(node.folder().join("state"))),
+        ("state_dir", path(node.state())),
         ("lock", path(node.folder().join("agent.lock"))),
         ("bpffs", path(node.bpffs().join("portcullis"))),
         ("cgroup_root", path(node.cgroup().path().to_owned())),

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::sockopt::socket_peercred;
 use serde_json::Value;
 
 /// What the agent answered.
@@ -15,6 +16,8 @@ pub struct Answer {
     /// The HTTP status, such as 200.
     pub status: u16,
     pub body: String,
+    /// The process that made the socket: on one path, who answers may change.
+    pub pid: u32,
 }
 
 impl Answer {
@@ -45,15 +48,17 @@ pub(super) fn request(
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    parse(&answer).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not an HTTP answer: {answer:?}")))
+    let pid = socket_peercred(&stream)?.pid.as_raw_pid().cast_unsigned();
+    parse(&answer, pid)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("not an HTTP answer: {answer:?}")))
 }
 
-fn parse(answer: &str) -> Option<Answer> {
+fn parse(answer: &str, pid: u32) -> Option<Answer> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
     let chunked = head.lines().any(|line| line.eq_ignore_ascii_case("transfer-encoding: chunked"));
     let body = if chunked { unchunk(body)? } else { body.to_owned() };
-    Some(Answer { status, body })
+    Some(Answer { status, body, pid })
 }
 
 fn unchunk(mut rest: &str) -> Option<String> {
@@ -75,10 +80,10 @@ mod tests {
 
     #[test]
     fn answers_are_read_whole() {
-        let plain = parse("HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}");
-        assert_eq!(plain, Some(Answer { status: 404, body: "{}".into() }));
-        let chunked = parse("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n");
-        assert_eq!(chunked, Some(Answer { status: 200, body: "[1,2]".into() }));
-        assert_eq!(parse("SSH-2.0-OpenSSH"), None);
+        let plain = parse("HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}", 7);
+        assert_eq!(plain, Some(Answer { status: 404, body: "{}".into(), pid: 7 }));
+        let chunked = parse("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n2\r\n2]\r\n0\r\n\r\n", 7);
+        assert_eq!(chunked, Some(Answer { status: 200, body: "[1,2]".into(), pid: 7 }));
+        assert_eq!(parse("SSH-2.0-OpenSSH", 7), None);
     }
 }

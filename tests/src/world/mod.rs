@@ -104,9 +104,9 @@ impl World {
         &self.folder
     }
 
-    /// A network namespace with `lo` up and nothing else.
+    /// A network namespace with `lo` up and nothing else, and a cgroup of the same name for what will run inside.
     pub fn namespace(&self, name: &str) -> Namespace {
-        let namespace = Namespace::new(name, &self.folder);
+        let namespace = Namespace::new(name, &self.folder, self.cgroup(name));
         guard(&self.namespaces).push(namespace.clone());
         namespace
     }
@@ -126,7 +126,7 @@ impl World {
         path
     }
 
-    /// A host: a namespace with a cgroup, a bpffs and a folder for an agent's state.
+    /// A host: a namespace with a bpffs and a folder for an agent's state; its cgroup stands in for the root cgroup.
     pub fn node(&self, name: &str) -> Node {
         Node::new(self, name)
     }

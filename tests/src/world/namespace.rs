@@ -31,12 +31,13 @@ pub struct Namespace {
 struct Inner {
     name: String,
     file: File,
+    cgroup: Cgroup,
     /// The world's folder, for the logs of what runs inside.
     folder: PathBuf,
 }
 
 impl Namespace {
-    pub(super) fn new(name: &str, folder: &Path) -> Self {
+    pub(super) fn new(name: &str, folder: &Path, cgroup: Cgroup) -> Self {
         // The thread ends right away; the descriptor keeps what it leaves.
         let file = thread::scope(|scope| {
             scope
@@ -49,7 +50,8 @@ impl Namespace {
                 .unwrap_or_else(|payload| panic::resume_unwind(payload))
         })
         .unwrap_or_else(|e| panic!("make the network namespace {name}: {e}"));
-        let namespace = Self { inner: Arc::new(Inner { name: name.to_owned(), file, folder: folder.to_owned() }) };
+        let namespace =
+            Self { inner: Arc::new(Inner { name: name.to_owned(), file, cgroup, folder: folder.to_owned() }) };
         // Addresses are usable at once, and the links are silent but for the test's own traffic.
         for key in ["accept_dad", "accept_ra", "router_solicitations"] {
             namespace.sysctl(&format!("net.ipv6.conf.default.{key}"), "0");
@@ -89,7 +91,7 @@ impl Namespace {
         })
     }
 
-    /// A command that will run inside the namespace.
+    /// A command that will run inside the namespace. It joins no cgroup unless it is started by [`Namespace::spawn`].
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         let inner = Arc::clone(&self.inner);
@@ -98,8 +100,21 @@ impl Namespace {
         command
     }
 
+    /// The cgroup of what [`Namespace::spawn`] starts: the world's clean-up finds it there, whatever became of its parent.
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.inner.cgroup
+    }
+
     /// Starts a command; its output goes to a log that is shown when the test fails.
+    #[track_caller]
     pub fn spawn(&self, name: &str, command: &mut Command) -> Process {
+        self.spawn_in(&self.inner.cgroup, name, command)
+    }
+
+    /// Starts a command in `cgroup`, a child of [`Namespace::cgroup`].
+    #[track_caller]
+    pub fn spawn_in(&self, cgroup: &Cgroup, name: &str, command: &mut Command) -> Process {
+        join_cgroup(command, cgroup);
         Process::spawn(name, command, &self.inner.folder)
     }
 

@@ -1,4 +1,4 @@
-//! A host on which an agent runs: namespace, cgroup, bpffs, folder.
+//! A host on which an agent runs: a namespace with its cgroup, a bpffs, a folder.
 
 use std::{
     fs,
@@ -9,13 +9,12 @@ use std::{
 use aya::maps::{Array, Map, MapData};
 use portcullis_common::layout::{Gate, GateName, MAX_GATES, maps};
 
-use super::{Agent, Cgroup, Command, Namespace, Process, World, binary, namespace::join_cgroup};
+use super::{Agent, Command, Namespace, Process, World, binary, namespace::join_cgroup};
 
-/// A host. What [`Namespace`] can do, a node can do; its commands also run in its cgroup.
+/// A host. What [`Namespace`] can do, a node can do; its cgroup stands in for the host's root cgroup.
 #[derive(Clone, Debug)]
 pub struct Node {
     namespace: Namespace,
-    cgroup: Cgroup,
     folder: PathBuf,
     bpffs: PathBuf,
 }
@@ -23,16 +22,12 @@ pub struct Node {
 impl Node {
     pub(super) fn new(world: &World, name: &str) -> Self {
         let namespace = world.namespace(name);
-        let cgroup = world.cgroup(name);
         let folder = world.folder().join(name);
-        fs::create_dir(&folder).unwrap_or_else(|e| panic!("make {}: {e}", folder.display()));
         let bpffs = world.bpffs(&format!("{name}/bpf"));
-        Self { namespace, cgroup, folder, bpffs }
-    }
-
-    /// Stands in for the host's root cgroup.
-    pub fn cgroup(&self) -> &Cgroup {
-        &self.cgroup
+        let node = Self { namespace, folder, bpffs };
+        // As the service manager does before it starts an agent.
+        fs::create_dir(node.state()).unwrap_or_else(|e| panic!("make {}: {e}", node.state().display()));
+        node
     }
 
     /// The node's own folder: configuration, state, socket.
@@ -44,20 +39,20 @@ impl Node {
         &self.bpffs
     }
 
+    /// The agent's durable state.
+    pub fn state(&self) -> PathBuf {
+        self.folder.join("state")
+    }
+
     /// The agent's socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("agent.sock")
     }
 
-    /// A command that will run in the node's namespace and cgroup.
+    /// A command that will run in the node's namespace and cgroup, as everything on a host runs below its root cgroup.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        self.command_in(&self.cgroup, program)
-    }
-
-    /// A command that will run in the node's namespace and in `cgroup`, which should be a child of the node's.
-    pub fn command_in(&self, cgroup: &Cgroup, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = self.namespace.command(program);
-        join_cgroup(&mut command, cgroup);
+        join_cgroup(&mut command, self.cgroup());
         command
     }
 

@@ -85,7 +85,7 @@ impl Process {
     #[track_caller]
     pub fn terminate(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
-        self.wait(END).unwrap_or_else(|| panic!("{} does not end by SIGTERM:\n{}", self.name, self.log()))
+        self.wait(END).unwrap_or_else(|| panic!("{} does not end by SIGTERM", self.name))
     }
 
     /// SIGSTOP, and waits until the process has stopped.
@@ -95,12 +95,7 @@ impl Process {
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), options)
             .unwrap_or_else(|e| panic!("wait for {} to stop: {e}", self.name));
-        assert!(
-            status.is_some_and(|status| status.stopped()),
-            "{} ended before it could be stopped:\n{}",
-            self.name,
-            self.log()
-        );
+        assert!(status.is_some_and(|status| status.stopped()), "{} ended before it could be stopped", self.name);
     }
 
     /// SIGCONT.
