@@ -190,3 +190,33 @@ fn socklen<T>() -> libc::socklen_t {
 fn check(result: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use rustix::net::sockopt::set_socket_recv_buffer_size;
+
+    use super::*;
+
+    #[test]
+    fn what_a_queue_cannot_take_is_counted() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port is free");
+        let to = socket.local_addr().expect("it is bound");
+        let mut receiver = Receiver::prepare(socket.as_fd()).expect("the options are known");
+        set_socket_recv_buffer_size(&socket, 4096).expect("a small queue is allowed");
+        let sender = UdpSocket::bind("127.0.0.1:0").expect("a port is free");
+        for _ in 0..1000 {
+            sender.send_to(&[7; 200], to).expect("loopback takes it");
+        }
+        let mut kept = 0;
+        let mut take = |received: Received<'_>| {
+            assert_eq!((received.bytes, received.length), (&[7; SNAP][..], 200));
+            kept += 1;
+        };
+        while receiver.receive(socket.as_fd(), Duration::from_millis(100), &mut take).expect("it is readable") > 0 {}
+        let drops = queue_drops(socket.as_fd()).expect("the option is known");
+        assert!(kept > 0 && drops > 0);
+        assert_eq!(kept + drops, 1000);
+    }
+}

@@ -181,7 +181,18 @@ pub struct Captured {
     pub drops: u64,
 }
 
+/// A frame that a gate let pass just before its deadline reaches the peer's interface a little after it: interrupts are
+/// all that comes between the two, so a millisecond is plenty.
+pub const WIRE: Duration = Duration::from_millis(1);
+
 impl Captured {
+    /// Frames on the wire after a deadline, what may have been under way then ([`WIRE`]) left out. Unlike the count of stamped
+    /// packets this also sees what carries no stamp of its own time: retransmissions, resets, ARP.
+    #[track_caller]
+    pub fn after(&self, deadline: BootInstant, condition: impl Fn(&Frame) -> bool) -> Vec<Frame> {
+        self.since(deadline.saturating_add(WIRE), condition)
+    }
+
     /// Frames from `instant` on that satisfy `condition`. Panics if the capture lost frames: they might have been among them.
     #[track_caller]
     pub fn since(&self, instant: BootInstant, condition: impl Fn(&Frame) -> bool) -> Vec<Frame> {

@@ -19,6 +19,7 @@ use rustix::{
 
 use super::{
     Packet, Report,
+    flow::{LONGEST, records},
     pace::Pace,
     stamp::{PAYLOAD, Stamp, flow_id},
     worker::Worker,
@@ -27,8 +28,6 @@ use crate::clock;
 
 /// After the writer has ended, silence of this length means that nothing is under way any more.
 const QUIET: Duration = Duration::from_millis(100);
-/// Records of one direction, at most.
-const LIMIT: usize = 1_000_000;
 
 /// How and when one end learned that its connection is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,16 +75,16 @@ impl Direction {
     /// other echoes.
     pub(super) fn start(from: &TcpStream, to: &TcpStream, rate: u32) -> Self {
         let shared = Arc::new(Shared::default());
-        let id = flow_id();
+        let (id, limit) = (flow_id(), records(rate, LONGEST));
         from.set_nodelay(true).unwrap_or_else(|e| panic!("set TCP_NODELAY: {e}"));
         let copy = |stream: &TcpStream| stream.try_clone().unwrap_or_else(|e| panic!("duplicate a socket: {e}"));
         let reader = {
             let (shared, to) = (Arc::clone(&shared), copy(to));
-            Worker::start("reader", move || read(&to, id, &shared))
+            Worker::start("reader", move || read(&to, id, limit, &shared))
         };
         let writer = {
             let (shared, from) = (Arc::clone(&shared), copy(from));
-            Worker::start("writer", move || write(&from, id, rate, &shared))
+            Worker::start("writer", move || write(&from, id, rate, limit, &shared))
         };
         Self { shared, threads: Some((writer, reader)) }
     }
@@ -131,13 +130,13 @@ impl Drop for Direction {
 }
 
 /// Writes a record whenever one is due. While the kernel takes no more, none is.
-fn write(stream: &TcpStream, id: u64, rate: u32, shared: &Shared) -> io::Result<Written> {
-    let mut written = Written { packets: Vec::with_capacity(LIMIT), saw: None };
+fn write(stream: &TcpStream, id: u64, rate: u32, limit: usize, shared: &Shared) -> io::Result<Written> {
+    let mut written = Written { packets: Vec::with_capacity(limit), saw: None };
     let mut pace = Pace::new(rate);
     while !shared.writer_ends.load(Ordering::Relaxed) {
         pace.wait(1);
-        if written.packets.len() == LIMIT {
-            return Err(io::Error::other(format!("it ran longer than the {LIMIT} records it can keep")));
+        if written.packets.len() == limit {
+            return Err(io::Error::other(format!("it ran longer than the {limit} records it can keep")));
         }
         let sequence = u32::try_from(written.packets.len()).map_err(io::Error::other)?;
         let stamp = Stamp { flow: id, sequence, sent_at: clock::now() };
@@ -165,8 +164,8 @@ fn write_record(stream: &TcpStream, mut rest: &[u8], shared: &Shared) -> io::Res
     Ok(())
 }
 
-fn read(stream: &TcpStream, id: u64, shared: &Shared) -> io::Result<Read> {
-    let mut read = Read { records: Vec::with_capacity(LIMIT), saw: None };
+fn read(stream: &TcpStream, id: u64, limit: usize, shared: &Shared) -> io::Result<Read> {
+    let mut read = Read { records: Vec::with_capacity(limit), saw: None };
     let mut pending = Vec::new();
     let mut buffer = [0; 64 * PAYLOAD];
     loop {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::{
     LIGHT, Report, address,
     direction::{Break, Direction},
-    flow::{RunningFlow, bind},
+    flow::{LONGEST, RunningFlow, bind, records},
     stream,
 };
 use crate::world::Namespace;
@@ -47,7 +47,14 @@ impl Echo {
         if self.udp {
             let socket = bind(&self.client, self.source);
             let copy = socket.try_clone().unwrap_or_else(|e| panic!("duplicate a socket: {e}"));
-            RunningEcho(Running::Udp(RunningFlow::start(socket, copy, self.server, self.rate, true)))
+            RunningEcho(Running::Udp(RunningFlow::start(
+                socket,
+                copy,
+                self.server,
+                self.rate,
+                records(self.rate, LONGEST),
+                true,
+            )))
         } else {
             let socket = self.client.run(|| stream::open(self.source, self.server));
             RunningEcho(Running::Tcp(Direction::start(&socket, &socket, self.rate)))

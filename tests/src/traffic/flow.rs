@@ -31,10 +31,8 @@ use crate::{clock, world::Namespace};
 const OPEN: Duration = Duration::from_secs(5);
 /// After the sender has ended, silence of this length means that nothing is under way any more.
 const QUIET: Duration = Duration::from_millis(100);
-/// What a flow records at most, as a time at its rate.
-const LONGEST: u32 = 60;
-/// And as packets: 40 bytes each.
-const MOST: u32 = 4_000_000;
+/// What a flow records at most if not said, as a time at its rate.
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 
 /// A flow to be started.
 #[derive(Clone, Debug)]
@@ -45,6 +43,7 @@ pub struct Flow {
     destination: SocketAddr,
     listen: SocketAddr,
     rate: u32,
+    longest: Duration,
 }
 
 impl Flow {
@@ -59,6 +58,7 @@ impl Flow {
             destination,
             listen: destination,
             rate: LIGHT,
+            longest: LONGEST,
         }
     }
 
@@ -74,6 +74,13 @@ impl Flow {
     #[must_use]
     pub fn rate(mut self, per_second: u32) -> Self {
         self.rate = per_second;
+        self
+    }
+
+    /// How long the flow can run: a minute if not said. It keeps 64 bytes per packet.
+    #[must_use]
+    pub fn longest(mut self, span: Duration) -> Self {
+        self.longest = span;
         self
     }
 
@@ -94,7 +101,7 @@ impl Flow {
         // The receiver first: nothing is sent to a closed port.
         let receiver = bind(&self.to, self.listen);
         let sender = bind(&self.from, self.source);
-        RunningFlow::start(sender, receiver, self.destination, self.rate, knock)
+        RunningFlow::start(sender, receiver, self.destination, self.rate, records(self.rate, self.longest), knock)
     }
 }
 
@@ -137,10 +144,10 @@ impl RunningFlow {
         receiver: UdpSocket,
         destination: SocketAddr,
         rate: u32,
+        limit: usize,
         knock: bool,
     ) -> Self {
         let buffers = Receiver::prepare(receiver.as_fd()).unwrap_or_else(|e| panic!("prepare a receiver: {e}"));
-        let limit = usize::try_from(rate.saturating_mul(LONGEST).min(MOST)).expect("fits an address space");
         let shared = Arc::new(Shared { open: AtomicBool::new(!knock), ..Shared::default() });
         let id = flow_id();
         let backlog_before = backlog_drops();
@@ -204,6 +211,11 @@ impl Drop for RunningFlow {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// How many packets there are at a rate in a span of time.
+pub(super) fn records(rate: u32, span: Duration) -> usize {
+    usize::try_from(u128::from(rate) * span.as_millis() / 1000).expect("fits an address space")
 }
 
 /// A UDP socket in a namespace.

@@ -29,7 +29,7 @@ use std::{
 };
 
 pub use batch::BATCH;
-pub use capture::{Capture, Captured, Frame};
+pub use capture::{Capture, Captured, Frame, WIRE};
 pub use direction::Break;
 pub use echo::{Echo, RunningEcho};
 pub use flow::{Flow, RunningFlow};

@@ -22,7 +22,7 @@ mod node;
 mod process;
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::{
         Mutex,
@@ -82,8 +82,11 @@ impl World {
         if folder.exists() {
             residue::clean_world(&id);
         }
-        fs::create_dir(&folder).unwrap_or_else(|e| panic!("make the world's folder {}: {e}", folder.display()));
-        let owner = lock::own(&folder);
+        // Owned before it is seen: whoever cleans up takes a folder without an owner for a dead world's.
+        let hidden = Path::new(FOLDERS).join(format!(".{id}"));
+        fs::create_dir(&hidden).unwrap_or_else(|e| panic!("make the world's folder {}: {e}", hidden.display()));
+        let owner = lock::own(&hidden);
+        fs::rename(&hidden, &folder).unwrap_or_else(|e| panic!("rename to {}: {e}", folder.display()));
         Self {
             id,
             folder,
@@ -157,6 +160,7 @@ impl World {
         left.extend(mounts.iter().map(|path| format!("mount {}", path.display())));
         if mounts.is_empty()
             && let Err(error) = fs::remove_dir_all(&self.folder)
+            && error.kind() != io::ErrorKind::NotFound
         {
             left.push(format!("folder {}: {error}", self.folder.display()));
         }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use aya::maps::{Array, Map, MapData};
+use portcullis::core::time::BootInstant;
 use portcullis_common::layout::{Gate, GateName, MAX_GATES, maps};
 
 use super::{Agent, Command, Namespace, Process, World, binary, namespace::join_cgroup};
@@ -87,6 +88,14 @@ impl Node {
             name.starts_with(wanted) && name[wanted.len()..].iter().all(|byte| *byte == 0)
         })?;
         Some(gates.get(&slot, 0).unwrap_or_else(|e| panic!("read {} {slot}: {e}", maps::GATES)))
+    }
+
+    /// The instant at which a service's gate closes unless renewed, as the kernel programs read it. Panics if there is no such
+    /// gate. Below [`portcullis_common::layout::FENCE_NUMBERS`] the gate has been closed by command.
+    #[track_caller]
+    pub fn deadline(&self, service: &str) -> BootInstant {
+        let gate = self.gate(service).unwrap_or_else(|| panic!("{}: no gate is called {service}", self.name()));
+        BootInstant::from_nanos(gate.deadline_ns)
     }
 
     fn pinned_array<V: aya::Pod>(&self, name: &str) -> Option<Array<MapData, V>> {
