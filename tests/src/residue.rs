@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     fmt, fs, io,
-    os::{fd::AsFd, unix::fs::MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -159,7 +159,7 @@ pub(crate) fn mounts_below(folder: &Path) -> Vec<PathBuf> {
 /// A process or thread that is somewhere it should not be.
 #[derive(Clone, Debug)]
 pub(crate) struct Stray {
-    pid: i32,
+    pid: u32,
     name: String,
     /// The world's namespace it is in, if that is why it is listed.
     namespace: Option<String>,
@@ -168,13 +168,18 @@ pub(crate) struct Stray {
 impl Stray {
     /// Kills it, unless it is a thread of this process.
     pub(crate) fn end(&self) {
-        if self.pid.cast_unsigned() != std::process::id()
-            && let Some(pid) = Pid::from_raw(self.pid)
-            && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
-        {
-            // It may have ended in the meantime, which is what was wanted.
-            let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
+        if self.pid != std::process::id() {
+            kill(self.pid);
         }
+    }
+}
+
+/// SIGKILL; a process that has ended in the meantime is what was wanted.
+pub(crate) fn kill(pid: u32) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed())
+        && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+    {
+        let _ = pidfd_send_signal(pidfd, Signal::KILL);
     }
 }
 
@@ -192,22 +197,22 @@ impl fmt::Display for Stray {
 pub(crate) fn inside(namespaces: &[(String, u64)]) -> Vec<Stray> {
     let own = std::process::id();
     let threads = names("/proc/self/task").map(|tid| (own, format!("/proc/self/task/{tid}/ns/net")));
-    let others = processes().map(|process| (process.pid.cast_unsigned(), format!("/proc/{}/ns/net", process.pid)));
+    let others = processes().map(|process| (process.pid, format!("/proc/{}/ns/net", process.pid)));
     others
         .chain(threads)
         .filter_map(|(pid, path)| {
             // Ended in the meantime: not inside.
             let inode = fs::metadata(path).ok()?.ino();
             let (name, _) = namespaces.iter().find(|(_, number)| *number == inode)?;
-            Some(Stray { pid: pid.cast_signed(), name: process_name(pid), namespace: Some(name.clone()) })
+            Some(Stray { pid, name: process_name(pid), namespace: Some(name.clone()) })
         })
         .collect()
 }
 
 fn processes() -> impl Iterator<Item = Stray> {
     names("/proc").filter_map(|name| {
-        let pid: i32 = name.parse().ok()?;
-        Some(Stray { pid, name: process_name(pid.cast_unsigned()), namespace: None })
+        let pid: u32 = name.parse().ok()?;
+        Some(Stray { pid, name: process_name(pid), namespace: None })
     })
 }
 

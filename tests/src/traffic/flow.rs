@@ -260,7 +260,7 @@ fn send(socket: &UdpSocket, to: SocketAddr, id: u64, rate: u32, limit: usize, sh
                 continue;
             }
             // The address or the route is gone for the moment: also a way of being cut.
-            Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::NETDOWN) => (1, true),
+            Err(Errno::ACCESS | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::NETDOWN) => (1, true),
             Err(error) => return Err(error.into()),
         };
         let returned_at = clock::now();

@@ -57,8 +57,16 @@ impl Cgroup {
 
     /// Kills every process in the cgroup and below it, and waits until none is left.
     pub fn kill(&self, timeout: Duration) -> io::Result<()> {
-        fs::write(self.path.join("cgroup.kill"), "1")?;
-        if clock::wait_until(timeout, || self.processes().is_empty()) {
+        // 5.14 and newer; before, one by one, again for those forked in the meantime.
+        let at_once = fs::write(self.path.join("cgroup.kill"), "1").is_ok();
+        let gone = clock::wait_until(timeout, || {
+            let left = self.processes();
+            if !at_once {
+                left.iter().for_each(|pid| residue::kill(*pid));
+            }
+            left.is_empty()
+        });
+        if gone {
             Ok(())
         } else {
             Err(io::Error::new(io::ErrorKind::TimedOut, format!("processes {:?} do not end", self.processes())))
@@ -78,7 +86,10 @@ impl Cgroup {
         let mut last = Ok(());
         // The kernel lets go of killed processes a moment after they have vanished from the list.
         clock::wait_until(timeout, || {
-            last = fs::remove_dir(&self.path);
+            last = match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                other => other,
+            };
             last.is_ok()
         });
         last
