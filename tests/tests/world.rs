@@ -236,7 +236,7 @@ fn what_a_test_leaves_in_its_world_fails_it() {
     assert!(!stray.wait().expect("it was killed").success());
 }
 
-/// Stories for [`stories_told_by_a_child`]: they end in ways that a test process does not survive.
+/// Stories that end in ways which a test process does not survive: told by a child, see [`tell`].
 #[test]
 #[ignore = "run by other tests, in a process of its own"]
 fn story_child() {

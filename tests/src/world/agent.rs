@@ -40,12 +40,8 @@ impl Agent {
         }
     }
 
-    /// Starts an agent that may refuse to.
-    ///
-    /// # Errors
-    /// The agent ended before it was ready: its status and log.
     #[track_caller]
-    pub fn try_start(node: Node, config: &str) -> Result<Self, Refusal> {
+    pub(super) fn try_start(node: Node, config: &str) -> Result<Self, Refusal> {
         static COUNTER: AtomicU32 = AtomicU32::new(1);
         let name = format!("{}-agent-{}", node.name(), COUNTER.fetch_add(1, Ordering::Relaxed));
         let path = node.folder().join(format!("{name}.toml"));
@@ -82,15 +78,15 @@ impl Agent {
     /// # Errors
     /// Nobody listens, or nothing is answered within five seconds.
     pub fn get(&self, path: &str) -> io::Result<Answer> {
-        http::request(&self.node.socket(), "GET", path, None, ANSWER)
+        self.request("GET", path, None)
     }
 
-    /// Asks the agent by POST, with a JSON body.
+    /// Asks the agent by any method, with a JSON body or none.
     ///
     /// # Errors
     /// As [`Agent::get`].
-    pub fn post(&self, path: &str, body: &Value) -> io::Result<Answer> {
-        http::request(&self.node.socket(), "POST", path, Some(body), ANSWER)
+    pub fn request(&self, method: &str, path: &str, body: Option<&Value>) -> io::Result<Answer> {
+        http::request(&self.node.socket(), method, path, body, ANSWER)
     }
 
     /// Asks `path` until its JSON satisfies `condition`, and returns that; panics with the last answer after ten seconds.
@@ -141,7 +137,7 @@ impl DerefMut for Agent {
     }
 }
 
-/// An agent that ended instead of becoming ready.
+/// An agent that ended instead of becoming ready, see [`Node::try_agent`].
 #[derive(Debug)]
 pub struct Refusal {
     pub status: ExitStatus,

@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData};
 use portcullis::core::time::BootInstant;
 use portcullis_common::layout::{Gate, GateName, MAX_GATES, maps};
 
-use super::{Agent, Command, Namespace, Process, World, binary, namespace::join_cgroup};
+use super::{Agent, Command, Namespace, Process, Refusal, World, binary, namespace::join_cgroup};
 
 /// A host. What [`Namespace`] can do, a node can do; its cgroup stands in for the host's root cgroup.
 #[derive(Clone, Debug)]
@@ -75,6 +75,15 @@ impl Node {
     #[track_caller]
     pub fn agent(&self, config: &str) -> Agent {
         Agent::start(self.clone(), config)
+    }
+
+    /// Starts an agent that may refuse to start: a second one on this node, or one with a bad configuration.
+    ///
+    /// # Errors
+    /// The agent ended before it was ready: its status and log.
+    #[track_caller]
+    pub fn try_agent(&self, config: &str) -> Result<Agent, Refusal> {
+        Agent::try_start(self.clone(), config)
     }
 
     /// Reads a service's gate from the pinned maps, agent or no agent. Nothing if no slot bears the name.
