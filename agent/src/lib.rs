@@ -2,3 +2,5 @@
 
 pub mod config;
 pub mod core;
+pub mod crash;
+pub mod datapath;
