@@ -1,1 +1,3 @@
 //! The test world.
+
+pub mod report;

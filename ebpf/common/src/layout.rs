@@ -103,7 +103,7 @@ pub struct Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateName(pub [u8; 64]);
 
-/// What a packet's hook saw of the address: a bit per direction and end.
+/// For which packets a rule counts.
 pub mod roles {
     /// The destination of a packet that comes in.
     pub const IN_DESTINATION: u8 = 1;
@@ -114,12 +114,24 @@ pub mod roles {
     /// The destination of a packet that goes out.
     pub const OUT_DESTINATION: u8 = 8;
 
+    /// The rule also counts on the loopback interface, where both directions count at once.
+    pub const LOOPBACK: u8 = 16;
+    /// The address is the service's own: no exemption lets its packets through a closed gate.
+    pub const OWN: u8 = 32;
+    /// ARP and neighbour discovery for the address belong to the service. Not set for an address that it shares with the
+    /// node or with another service, since neighbours cannot be cut for one port alone.
+    pub const NEIGHBOURS: u8 = 64;
+
+    /// The bits that say in which ends of a packet an address counts.
+    pub const ENDS: u8 = IN_DESTINATION | IN_SOURCE | OUT_SOURCE | OUT_DESTINATION;
     /// The service's own address on this host.
-    pub const LOCAL: u8 = IN_DESTINATION | OUT_SOURCE;
+    pub const LOCAL: u8 = IN_DESTINATION | OUT_SOURCE | LOOPBACK | OWN;
     /// What this host sends to (and what answers it), such as a storage target.
-    pub const REMOTE: u8 = IN_SOURCE | OUT_DESTINATION;
+    pub const REMOTE: u8 = IN_SOURCE | OUT_DESTINATION | LOOPBACK;
     /// An address that lives behind this host (a container, a virtual machine): both ends, both directions.
-    pub const BEHIND: u8 = LOCAL | REMOTE;
+    pub const BEHIND: u8 = ENDS | LOOPBACK | OWN;
+    /// Everything this node sends and receives, but for `lo`, neighbours, and what is exempt.
+    pub const NODE: u8 = ENDS;
 }
 
 /// `protocol` of a rule for every protocol.
@@ -149,7 +161,8 @@ pub struct Rule {
 pub struct RuleSet {
     /// How many of `rules` are in use.
     pub count: u32,
-    /// The roles for which [`maps::PORTS`] holds more rules of this address; 0: none. Hosts only, never prefixes.
+    /// The roles for which [`maps::PORTS`] holds more rules of this address; 0: none. Hosts only, never prefixes. A
+    /// fragment names no port: to such an address it is dropped while any gate of the host is closed.
     pub more: u32,
     pub rules: [Rule; RULES_PER_ADDRESS],
 }
@@ -218,8 +231,6 @@ pub struct Settings {
 pub mod settings_flags {
     /// [`super::maps::PREFIXES`] is not empty.
     pub const PREFIXES: u32 = 1;
-    /// A service is the whole node: `lo`, neighbour discovery and DHCP stay open.
-    pub const NODE_SCOPE: u32 = 2;
 }
 
 /// Where a packet was judged; part of the index into [`maps::COUNTERS`].

@@ -1,1 +1,341 @@
-//! To be written.
+//! From a packet and the gates to pass or drop.
+//!
+//! The rule: a packet passes only if every gate that one of its ends belongs to is open, and, when a socket of this host
+//! sends it, if that socket was made no earlier than the opening of each of those gates. So what was written before or
+//! during a fence stays in the host even after the gate has opened again.
+//!
+//! The order of the checks is the order of their cost: packets that belong to nobody pay one look-up per end that any
+//! rule names and read no clock; a gate closed by a fence number is found closed without a clock; only an open gate's
+//! packet pays for the time, and only one about to be dropped pays for the exemptions.
+
+use crate::{
+    layout::{
+        ANY_PROTOCOL, Address, Event, ExemptKey, FENCE_NUMBERS, MAX_GATES, PortKey, PortRule, RULES_PER_ADDRESS,
+        RuleSet, Settings, exempt, roles, settings_flags,
+    },
+    packet::{Class, Packet, Parsed, protocol, tcp_flags},
+};
+
+/// What a verdict asks of the kernel (or of a test).
+pub trait Kernel {
+    fn settings(&self) -> Settings;
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    fn now(&self) -> u64;
+    fn rules(&self, address: &Address) -> Option<&RuleSet>;
+    /// The rules of the longest prefix that covers the address.
+    fn prefix_rules(&self, address: &Address) -> Option<&RuleSet>;
+    fn port_rule(&self, key: &PortKey) -> Option<PortRule>;
+    /// `None` where there is no such gate.
+    fn gate(&self, gate: u32) -> Option<GateState>;
+    /// [`first_closed`], in a function of its own where there is a verifier: it checks such a function once, and forgets
+    /// there what it knows of the caller, instead of following every combination of both.
+    fn first_closed(&self, gates: u32) -> u32;
+    /// [`need`], likewise.
+    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings);
+    /// [`consult`], likewise.
+    fn consult(&self, address: &Address, end: End, findings: &mut Findings);
+    /// `rst_until_ns` of a gate; 0 where there is no such gate.
+    fn rst_until(&self, gate: u32) -> u64;
+    fn is_exempt(&self, key: &ExemptKey) -> bool;
+    /// The socket of this host that sends the packet. Asked only on the way out.
+    fn socket(&self) -> Socket;
+    /// Stamps the socket with `now`, unless it has a stamp. False: no memory for it.
+    fn stamp(&self, now: u64) -> bool;
+    fn count(&self, gate: u32, outcome: Outcome, now: u64);
+    fn note(&self, event: Event);
+}
+
+/// A gate's deadline and generation, read so that they belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateState {
+    pub deadline_ns: u64,
+    pub generation: u64,
+}
+
+/// The sender of a packet, as far as its stamp goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// None of this host's, or one that carries no data of a process: answered by the kernel, listening, a raw socket.
+    None,
+    /// A TCP socket that was made before the stamping began, or without memory for a stamp.
+    UnstampedTcp,
+    /// Of another protocol, whose sockets are stamped by their first packet through an open gate.
+    Unstamped,
+    /// The boot-clock instant at which it was made.
+    Stamped(u64),
+}
+
+/// Where a packet is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Goes out of this host, rather than in.
+    pub egress: bool,
+    /// On `lo`, where what goes out comes in: both directions count.
+    pub loopback: bool,
+    /// Came in through an interface and goes out through another: no socket of this host sent it.
+    pub forwarded: bool,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Passed,
+    /// A gate was closed.
+    Closed,
+    /// The gates are open, but the socket belongs to an older opening.
+    Stale,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Belongs to no service.
+    Foreign,
+    Pass,
+    Drop,
+}
+
+/// No gate.
+pub const NONE: u32 = u32::MAX;
+/// The clock has not been read.
+const UNREAD: u64 = 0;
+
+/// What the ends of a packet have brought to light so far.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Findings {
+    /// The last gate that the packet needs, or [`NONE`].
+    needed: u32,
+    /// The newest opening among the gates that the packet needs.
+    generation: u64,
+    /// A closed gate that the packet needs, or [`NONE`]; one that no exemption helps past wins.
+    closed: u32,
+    /// An exemption may help past `closed`.
+    exemptible: bool,
+    now: u64,
+}
+
+/// One end of a packet, as the rules see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    pub port: u16,
+    pub protocol: u8,
+    /// The bits of [`roles`] of which a rule needs at least one.
+    pub any: u8,
+    /// The bits of [`roles`] of which a rule needs every one.
+    pub all: u8,
+    /// The packet may belong to any rule of the address.
+    pub whole: bool,
+}
+
+/// Judges a packet and counts it.
+#[inline(always)]
+pub fn judge<K: Kernel>(kernel: &K, parsed: Parsed, packet: &Packet, place: Place) -> Verdict {
+    match parsed {
+        Parsed::Other => Verdict::Foreign,
+        Parsed::Unreadable => judge_unreadable(kernel),
+        Parsed::Packet => judge_packet(kernel, packet, place),
+    }
+}
+
+/// Nobody knows whose it is: it passes only while every gate is open.
+#[inline(always)]
+fn judge_unreadable<K: Kernel>(kernel: &K) -> Verdict {
+    if kernel.first_closed(kernel.settings().gates) == NONE {
+        return Verdict::Foreign;
+    }
+    kernel.note(Event::UnreadableDropped);
+    Verdict::Drop
+}
+
+/// The first closed gate of the host, or [`NONE`].
+#[inline(always)]
+pub fn first_closed<K: Kernel>(kernel: &K, gates: u32) -> u32 {
+    let now = kernel.now();
+    for gate in 0..MAX_GATES {
+        if gate >= gates {
+            break;
+        }
+        match kernel.gate(gate) {
+            Some(state) if now < state.deadline_ns => {}
+            Some(_) | None => return gate,
+        }
+    }
+    NONE
+}
+
+#[inline(always)]
+fn judge_packet<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> Verdict {
+    let settings = kernel.settings();
+    let egress = place.egress;
+    let (mut source_roles, mut destination_roles) =
+        if egress { (roles::OUT_SOURCE, roles::OUT_DESTINATION) } else { (roles::IN_SOURCE, roles::IN_DESTINATION) };
+    let mut all = 0;
+    if place.loopback {
+        source_roles = roles::OUT_SOURCE | roles::IN_SOURCE;
+        destination_roles = roles::OUT_DESTINATION | roles::IN_DESTINATION;
+        all = roles::LOOPBACK;
+    }
+    if matches!(packet.class, Class::Neighbour) {
+        all |= roles::NEIGHBOURS;
+    }
+    let whole = matches!(packet.class, Class::Vague | Class::Neighbour);
+    let mut findings = Findings { needed: NONE, generation: 0, closed: NONE, exemptible: true, now: UNREAD };
+
+    let end = End { port: 0, protocol: packet.protocol, any: 0, all, whole };
+    if settings.roles & destination_roles as u32 != 0 {
+        let end = End { port: packet.destination_port, any: destination_roles, ..end };
+        kernel.consult(&packet.destination, end, &mut findings);
+    }
+    if settings.roles & source_roles as u32 != 0 {
+        let end = End { port: packet.source_port, any: source_roles, ..end };
+        kernel.consult(&packet.source, end, &mut findings);
+    }
+    if matches!(packet.class, Class::Neighbour) && packet.target != Address::ANY {
+        let end = End { any: if packet.claim { source_roles } else { destination_roles }, ..end };
+        kernel.consult(&packet.target, end, &mut findings);
+    }
+
+    if findings.needed == NONE {
+        return Verdict::Foreign;
+    }
+    if findings.closed != NONE {
+        return judge_closed(kernel, packet, place, &findings);
+    }
+    if egress && !place.forwarded && !is_current(kernel, packet, &findings) {
+        kernel.count(findings.needed, Outcome::Stale, findings.now);
+        return Verdict::Drop;
+    }
+    kernel.count(findings.needed, Outcome::Passed, findings.now);
+    Verdict::Pass
+}
+
+/// Adds what the rules of one end's address say.
+#[inline(always)]
+pub fn consult<K: Kernel>(kernel: &K, address: &Address, end: End, findings: &mut Findings) {
+    let settings = kernel.settings();
+    let rules = match kernel.rules(address) {
+        Some(rules) => rules,
+        None if settings.flags & settings_flags::PREFIXES != 0 => match kernel.prefix_rules(address) {
+            Some(rules) => rules,
+            None => return,
+        },
+        None => return,
+    };
+    for (index, rule) in rules.rules.iter().enumerate() {
+        if index >= RULES_PER_ADDRESS || index as u32 >= rules.count {
+            break;
+        }
+        if rule.roles & end.any == 0 || rule.roles & end.all != end.all {
+            continue;
+        }
+        let matches = end.whole
+            || rule.protocol == ANY_PROTOCOL
+            || (rule.protocol == end.protocol && rule.port_first <= end.port && end.port <= rule.port_last);
+        if matches {
+            kernel.need(rule.gate, rule.roles, findings);
+        }
+    }
+    if rules.more & end.any as u32 != 0 {
+        if !end.whole {
+            let key = PortKey { address: *address, port: end.port, protocol: end.protocol, pad: 0 };
+            if let Some(rule) = kernel.port_rule(&key)
+                && rule.roles & end.any != 0
+                && rule.roles & end.all == end.all
+            {
+                kernel.need(rule.gate, rule.roles, findings);
+            }
+        } else if end.all & roles::NEIGHBOURS == 0 {
+            let closed = kernel.first_closed(settings.gates);
+            if closed != NONE {
+                findings.needed = closed;
+                findings.closed = closed;
+                findings.exemptible = false;
+            }
+        }
+    }
+}
+
+/// The packet needs this gate open.
+#[inline(always)]
+pub fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Findings) {
+    findings.needed = gate;
+    let mut open = false;
+    match kernel.gate(gate) {
+        Some(state) if state.deadline_ns >= FENCE_NUMBERS => {
+            if findings.now == UNREAD {
+                findings.now = kernel.now();
+            }
+            open = findings.now < state.deadline_ns;
+            if state.generation > findings.generation {
+                findings.generation = state.generation;
+            }
+        }
+        Some(_) => {}
+        None => kernel.note(Event::NoGate),
+    }
+    if !open && (findings.closed == NONE || findings.exemptible) {
+        findings.closed = gate;
+        findings.exemptible = rule_roles & roles::OWN == 0;
+    }
+}
+
+/// A gate that the packet needs is closed.
+#[inline(always)]
+fn judge_closed<K: Kernel>(kernel: &K, packet: &Packet, place: Place, findings: &Findings) -> Verdict {
+    if packet.bare {
+        let until = kernel.rst_until(findings.closed);
+        let now = if until == 0 { UNREAD } else { kernel.now() };
+        // Out: the reset that tells an established peer. In: the acknowledgement that makes the kernel send one.
+        let wanted = if place.egress {
+            packet.tcp_flags & tcp_flags::RST != 0
+        } else {
+            packet.tcp_flags & (tcp_flags::SYN | tcp_flags::FIN) == 0
+        };
+        if wanted && now < until {
+            kernel.count(findings.closed, Outcome::Passed, now);
+            return Verdict::Pass;
+        }
+    }
+    if findings.exemptible && is_exempt(kernel, packet, place) {
+        kernel.note(Event::ExemptPassed);
+        return Verdict::Pass;
+    }
+    kernel.count(findings.closed, Outcome::Closed, findings.now);
+    Verdict::Drop
+}
+
+#[inline(always)]
+fn is_exempt<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> bool {
+    if !matches!(packet.class, Class::Flow) || place.forwarded {
+        return false;
+    }
+    let (remote, remote_port, local_port) = if place.egress {
+        (packet.destination, packet.destination_port, packet.source_port)
+    } else {
+        (packet.source, packet.source_port, packet.destination_port)
+    };
+    let protocol = packet.protocol;
+    kernel.is_exempt(&ExemptKey { address: remote, port: remote_port, protocol, side: exempt::REMOTE })
+        || kernel.is_exempt(&ExemptKey { address: Address::ANY, port: local_port, protocol, side: exempt::LOCAL_PORT })
+        || kernel.is_exempt(&ExemptKey {
+            address: Address::ANY,
+            port: remote_port,
+            protocol,
+            side: exempt::REMOTE_PORT,
+        })
+}
+
+/// The socket that sends the packet was made no earlier than the opening of every gate that the packet needs.
+#[inline(always)]
+fn is_current<K: Kernel>(kernel: &K, packet: &Packet, findings: &Findings) -> bool {
+    if matches!(packet.class, Class::Neighbour) {
+        return true;
+    }
+    match kernel.socket() {
+        Socket::Stamped(made) => made >= findings.generation,
+        // Without a socket a segment with payload could be anybody's old data; one without carries none.
+        Socket::None => packet.protocol != protocol::TCP || packet.bare,
+        Socket::UnstampedTcp => false,
+        Socket::Unstamped => kernel.stamp(findings.now),
+    }
+}

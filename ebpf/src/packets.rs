@@ -1,0 +1,372 @@
+//! One packet at one hook: its bytes, the maps, the verdict.
+
+use core::mem::offset_of;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, xdp_md},
+    helpers::bpf_ktime_get_boot_ns,
+    maps::lpm_trie::Key,
+    programs::XdpContext,
+};
+use portcullis_common::{
+    layout::{Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings},
+    packet::{Class, Packet, Parsed, parse_frame, parse_network},
+    verdict::{End, Findings, GateState, Kernel, Outcome, Place, Socket, Verdict, consult, first_closed, judge, need},
+};
+
+use crate::{
+    bytes::{Direct, Fragments, Frame, Network},
+    maps::{ADDRESSES, COUNTERS, EVENTS, EXEMPT, GATES, PORTS, PREFIXES, SETTINGS},
+    sockets,
+};
+
+/// The loopback interface has this index in every network namespace.
+const LOOPBACK: u32 = 1;
+/// While a gate is closed by a fence number no clock is read but for every so many drops.
+const TIMED_DROPS: u64 = 64;
+
+#[inline(always)]
+pub(crate) fn judge_xdp(context: &XdpContext) -> Verdict {
+    let mut packet = Packet::UNKNOWN;
+    let parsed = parse_frame(&Direct { start: context.data(), end: context.data_end() }, &mut packet);
+    if is_undecided(parsed, &packet) {
+        // Without the helper for the rest it is left to tc, which has one.
+        return Verdict::Foreign;
+    }
+    finish_xdp(context, parsed, &packet)
+}
+
+#[inline(always)]
+pub(crate) fn judge_xdp_fragments(context: &XdpContext) -> Verdict {
+    let mut packet = Packet::UNKNOWN;
+    let mut parsed = parse_frame(&Direct { start: context.data(), end: context.data_end() }, &mut packet);
+    if is_undecided(parsed, &packet) {
+        parsed = read_parsed(parse_fragments(context.ctx, &mut packet));
+    }
+    finish_xdp(context, parsed, &packet)
+}
+
+#[inline(always)]
+fn finish_xdp(context: &XdpContext, parsed: Parsed, packet: &Packet) -> Verdict {
+    let length = (context.data_end() - context.data()) as u64;
+    verdict(decide_xdp(context.ctx, packet, parsed as u32, length))
+}
+
+/// A frame that starts with an Ethernet header.
+#[inline(always)]
+pub(crate) fn judge_frame(skb: *mut __sk_buff, hook: Hook) -> Verdict {
+    let mut packet = Packet::UNKNOWN;
+    let mut parsed = parse_frame(&direct(skb), &mut packet);
+    if is_undecided(parsed, &packet) {
+        parsed = read_parsed(parse_whole(skb, &mut packet));
+    }
+    finish_skb(skb, hook, parsed, &packet)
+}
+
+/// A packet of an interface with another link layer, or none.
+#[inline(always)]
+pub(crate) fn judge_network(skb: *mut __sk_buff, hook: Hook) -> Verdict {
+    let mut packet = Packet::UNKNOWN;
+    let parsed = read_parsed(parse_inner(skb, &mut packet));
+    finish_skb(skb, hook, parsed, &packet)
+}
+
+/// A packet as a cgroup sees it: from its network header.
+#[inline(always)]
+pub(crate) fn judge_cgroup(skb: *mut __sk_buff, hook: Hook) -> Verdict {
+    let mut packet = Packet::UNKNOWN;
+    let mut parsed = parse_network(&direct(skb), &mut packet);
+    if is_undecided(parsed, &packet) {
+        parsed = read_parsed(parse_inner(skb, &mut packet));
+    }
+    finish_skb(skb, hook, parsed, &packet)
+}
+
+#[inline(always)]
+fn direct(skb: *mut __sk_buff) -> Direct {
+    // SAFETY: the context is the program's own.
+    let skb = unsafe { &*skb };
+    Direct { start: skb.data as usize, end: skb.data_end as usize }
+}
+
+/// The bytes at hand did not suffice, or the packet is of a kind that looks the same.
+#[inline(always)]
+fn is_undecided(parsed: Parsed, packet: &Packet) -> bool {
+    match parsed {
+        Parsed::Other => false,
+        Parsed::Unreadable => true,
+        Parsed::Packet => matches!(packet.class, Class::Vague),
+    }
+}
+
+#[inline(always)]
+fn finish_skb(skb: *mut __sk_buff, hook: Hook, parsed: Parsed, packet: &Packet) -> Verdict {
+    verdict(decide_skb(skb, packet, parsed as u32, hook as u32))
+}
+
+// The verifier checks a global function once, for any arguments, instead of once for every way to its call; that is what
+// keeps loading fast and far below the limit. Its arguments are scalars and pointers that may be null, no more.
+
+/// Parses what direct access left undecided; the answer is a [`Parsed`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn parse_fragments(xdp: *mut xdp_md, packet: *mut Packet) -> u32 {
+    // SAFETY: null, or on the caller's stack, and nobody else's.
+    let Some(packet) = (unsafe { packet.as_mut() }) else { return Parsed::Unreadable as u32 };
+    *packet = Packet::UNKNOWN;
+    parse_frame(&Fragments(xdp), packet) as u32
+}
+
+/// Likewise.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn parse_whole(skb: *mut __sk_buff, packet: *mut Packet) -> u32 {
+    // SAFETY: null, or on the caller's stack, and nobody else's.
+    let Some(packet) = (unsafe { packet.as_mut() }) else { return Parsed::Unreadable as u32 };
+    *packet = Packet::UNKNOWN;
+    parse_frame(&Frame(skb), packet) as u32
+}
+
+/// Likewise, from the network header on.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn parse_inner(skb: *mut __sk_buff, packet: *mut Packet) -> u32 {
+    // SAFETY: null, or on the caller's stack, and nobody else's.
+    let Some(packet) = (unsafe { packet.as_mut() }) else { return Parsed::Unreadable as u32 };
+    *packet = Packet::UNKNOWN;
+    parse_network(&Network(skb), packet) as u32
+}
+
+/// `parsed` is a [`Parsed`], the answer a [`Verdict`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn decide_xdp(xdp: *mut xdp_md, packet: *const Packet, parsed: u32, length: u64) -> u32 {
+    // SAFETY: null, or a packet on the caller's stack.
+    let Some(packet) = (unsafe { packet.as_ref() }) else { return Verdict::Drop as u32 };
+    // SAFETY: the context is the program's own.
+    let loopback = unsafe { (*xdp).ingress_ifindex } == LOOPBACK;
+    let at = At { skb: core::ptr::null_mut(), hook: Hook::Xdp as u32, length };
+    judge(&at, read_parsed(parsed), packet, Place { egress: false, loopback, forwarded: false }) as u32
+}
+
+/// `parsed` is a [`Parsed`], `hook` a [`Hook`], the answer a [`Verdict`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn decide_skb(skb: *mut __sk_buff, packet: *const Packet, parsed: u32, hook: u32) -> u32 {
+    // SAFETY: null, or a packet on the caller's stack.
+    let Some(packet) = (unsafe { packet.as_ref() }) else { return Verdict::Drop as u32 };
+    // SAFETY: the context is the program's own.
+    let fields = unsafe { &*skb };
+    let at = At { skb, hook, length: fields.len as u64 };
+    let egress = hook == Hook::TcOut as u32 || hook == Hook::CgroupOut as u32;
+    let place =
+        Place { egress, loopback: fields.ifindex == LOOPBACK, forwarded: egress && fields.ingress_ifindex != 0 };
+    judge(&at, read_parsed(parsed), packet, place) as u32
+}
+
+/// The first closed gate of the host, or none.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn first_closed_gate(gates: u32) -> u32 {
+    first_closed(&At { skb: core::ptr::null_mut(), hook: 0, length: 0 }, gates)
+}
+
+/// [`need`]. `rule_roles` are bits of [`roles`](portcullis_common::layout::roles); the answer is 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn need_gate(gate: u32, rule_roles: u32, findings: *mut Findings) -> u32 {
+    // SAFETY: null, or on the caller's stack, and nobody else's.
+    if let Some(findings) = unsafe { findings.as_mut() } {
+        need(&At { skb: core::ptr::null_mut(), hook: 0, length: 0 }, gate, rule_roles as u8, findings);
+    }
+    0
+}
+
+/// [`consult`]. `end` is an [`End`], packed by [`pack`]; the answer is 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn consult_rules(address: *const Address, end: u64, findings: *mut Findings) -> u32 {
+    // SAFETY: null, or on the caller's stack.
+    let Some(address) = (unsafe { address.as_ref() }) else { return 0 };
+    // SAFETY: null, or on the caller's stack, and nobody else's.
+    if let Some(findings) = unsafe { findings.as_mut() } {
+        consult(&At { skb: core::ptr::null_mut(), hook: 0, length: 0 }, address, unpack(end), findings);
+    }
+    0
+}
+
+/// An [`End`] as one argument.
+#[inline(always)]
+fn pack(end: End) -> u64 {
+    let [p0, p1] = end.port.to_ne_bytes();
+    u64::from_ne_bytes([p0, p1, end.protocol, end.any, end.all, end.whole as u8, 0, 0])
+}
+
+#[inline(always)]
+fn unpack(end: u64) -> End {
+    let [p0, p1, protocol, any, all, whole, _, _] = end.to_ne_bytes();
+    End { port: u16::from_ne_bytes([p0, p1]), protocol, any, all, whole: whole != 0 }
+}
+
+#[inline(always)]
+fn read_parsed(parsed: u32) -> Parsed {
+    match parsed {
+        p if p == Parsed::Other as u32 => Parsed::Other,
+        p if p == Parsed::Packet as u32 => Parsed::Packet,
+        _ => Parsed::Unreadable,
+    }
+}
+
+#[inline(always)]
+fn verdict(verdict: u32) -> Verdict {
+    match verdict {
+        v if v == Verdict::Foreign as u32 => Verdict::Foreign,
+        v if v == Verdict::Pass as u32 => Verdict::Pass,
+        _ => Verdict::Drop,
+    }
+}
+
+#[inline(always)]
+pub(crate) fn note(event: Event) {
+    if let Some(count) = EVENTS.get_ptr_mut(event as u32) {
+        // SAFETY: a per-CPU map's value, of this CPU.
+        unsafe { *count += 1 };
+    }
+}
+
+/// The kernel, at one packet.
+struct At {
+    /// Null in XDP, which sees no socket.
+    skb: *mut __sk_buff,
+    hook: u32,
+    length: u64,
+}
+
+impl Kernel for At {
+    #[inline(always)]
+    fn settings(&self) -> Settings {
+        match SETTINGS.get(0) {
+            Some(settings) => *settings,
+            // An array's entry always exists; the verifier does not know.
+            None => Settings::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        // SAFETY: a helper without arguments.
+        unsafe { bpf_ktime_get_boot_ns() }
+    }
+
+    #[inline(always)]
+    fn rules(&self, address: &Address) -> Option<&RuleSet> {
+        // SAFETY: the agent waits out every program in flight before a freed entry can be used for another address.
+        unsafe { ADDRESSES.get(address) }
+    }
+
+    #[inline(always)]
+    fn prefix_rules(&self, address: &Address) -> Option<&RuleSet> {
+        PREFIXES.get(Key::new(128, *address))
+    }
+
+    #[inline(always)]
+    fn port_rule(&self, key: &PortKey) -> Option<PortRule> {
+        // SAFETY: as for `rules`; copied out.
+        unsafe { PORTS.get(key) }.copied()
+    }
+
+    #[inline(always)]
+    fn gate(&self, gate: u32) -> Option<GateState> {
+        let gate = GATES.get_ptr(gate)?;
+        let before = read(gate, offset_of!(Gate, generation));
+        let deadline_ns = read(gate, offset_of!(Gate, deadline_ns));
+        let generation = read(gate, offset_of!(Gate, generation));
+        // Another opening was written between the reads: trust nothing, this packet meets a closed gate.
+        Some(GateState { deadline_ns: if before == generation { deadline_ns } else { 0 }, generation })
+    }
+
+    #[inline(always)]
+    fn first_closed(&self, gates: u32) -> u32 {
+        first_closed_gate(gates)
+    }
+
+    #[inline(always)]
+    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings) {
+        need_gate(gate, rule_roles as u32, findings);
+    }
+
+    #[inline(always)]
+    fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
+        consult_rules(address, pack(end), findings);
+    }
+
+    #[inline(always)]
+    fn rst_until(&self, gate: u32) -> u64 {
+        match GATES.get_ptr(gate) {
+            Some(gate) => read(gate, offset_of!(Gate, rst_until_ns)),
+            None => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn is_exempt(&self, key: &ExemptKey) -> bool {
+        EXEMPT.get_ptr(key).is_some()
+    }
+
+    #[inline(always)]
+    fn socket(&self) -> Socket {
+        sockets::sender(self.skb)
+    }
+
+    #[inline(always)]
+    fn stamp(&self, now: u64) -> bool {
+        let stamped = sockets::stamp_sender(self.skb, now);
+        if !stamped {
+            note(Event::StampFailed);
+        }
+        stamped
+    }
+
+    #[inline(always)]
+    fn count(&self, gate: u32, outcome: Outcome, now: u64) {
+        let Some(counters) = COUNTERS.get_ptr_mut(gate * HOOK_SLOTS + self.hook) else { return };
+        // SAFETY: a per-CPU map's value, of this CPU.
+        let counters: &mut Counters = unsafe { &mut *counters };
+        match outcome {
+            Outcome::Passed => {
+                counters.passed_packets += 1;
+                counters.passed_bytes += self.length;
+                counters.last_pass_ns = now;
+                counters.first_drop_ns = 0;
+            }
+            Outcome::Closed | Outcome::Stale => {
+                let timed =
+                    now != 0 || counters.first_drop_ns == 0 || counters.dropped_packets & (TIMED_DROPS - 1) == 0;
+                counters.dropped_packets += 1;
+                counters.dropped_bytes += self.length;
+                counters.stale_packets += (outcome == Outcome::Stale) as u64;
+                if timed {
+                    let now = if now != 0 { now } else { self.now() };
+                    if counters.first_drop_ns == 0 {
+                        counters.first_drop_ns = now;
+                    }
+                    counters.last_drop_ns = now;
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn note(&self, event: Event) {
+        note(event);
+    }
+}
+
+/// One word of a gate, which user space writes while we read: aligned, so it is never torn.
+#[inline(always)]
+fn read(gate: *const Gate, offset: usize) -> u64 {
+    // SAFETY: a field of the gate, by its own offset.
+    let word = unsafe { gate.cast::<u8>().add(offset) }.cast::<u64>();
+    // SAFETY: aligned as the gate is, and alive as long as the map.
+    unsafe { word.read_volatile() }
+}

@@ -1,0 +1,123 @@
+//! Demonstrations and benchmarks: programs of the tests package, found by their names.
+//!
+//! A demonstration is `tests/src/bin/story-NAME.rs`, a benchmark `tests/src/bin/bench-NAME.rs`; the first line of its
+//! documentation describes it. Each prints its report itself, as a table or, given `--json`, as one line of JSON, and
+//! its exit code says whether every check held.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+
+use crate::{cargo, succeed, target};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Run only this one
+    name: Option<String>,
+    /// List the names, each with what it shows
+    #[arg(long)]
+    list: bool,
+    /// Print one line of JSON for each instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    Demo,
+    Bench,
+}
+
+impl Kind {
+    fn prefix(self) -> &'static str {
+        match self {
+            Kind::Demo => "story-",
+            Kind::Bench => "bench-",
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Story {
+    name: String,
+    description: String,
+}
+
+pub(crate) fn run(root: &Path, kind: Kind, options: &Options) -> anyhow::Result<ExitCode> {
+    let known = find(root, kind)?;
+    if options.list {
+        let width = known.iter().map(|story| story.name.len()).max().unwrap_or(0);
+        for Story { name, description } in &known {
+            println!("{name:width$}  {description}");
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen: Vec<&Story> =
+        known.iter().filter(|story| options.name.as_ref().is_none_or(|name| *name == story.name)).collect();
+    if let (Some(name), true) = (&options.name, chosen.is_empty()) {
+        bail!("there is no `{name}`: `--list` shows the names");
+    }
+    succeed(cargo().current_dir(root).args(["build", "--release", "-p", "portcullis"]))?;
+    let mut all_passed = true;
+    for story in chosen {
+        let bin = format!("{}{}", kind.prefix(), story.name);
+        let mut command = cargo();
+        command
+            .current_dir(root)
+            .args(["run", "--quiet", "--release", "-p", "portcullis-tests", "--bin", &bin, "--"])
+            .env("PORTCULLIS_BIN", target(root).join("release/portcullis"));
+        if options.json {
+            command.arg("--json");
+        }
+        all_passed &= command.status().with_context(|| format!("cannot run {bin}"))?.success();
+    }
+    Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn find(root: &Path, kind: Kind) -> anyhow::Result<Vec<Story>> {
+    let folder = root.join("tests/src/bin");
+    if !folder.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut stories = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))? {
+        let path = entry?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(name) = file.strip_prefix(kind.prefix()).and_then(|name| name.strip_suffix(".rs")) else { continue };
+        let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        stories.push(Story { name: name.to_owned(), description: description(&source).to_owned() });
+    }
+    stories.sort();
+    Ok(stories)
+}
+
+/// The first line of a program's documentation.
+fn description(source: &str) -> &str {
+    source.lines().find_map(|line| line.strip_prefix("//!")).unwrap_or_default().trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_programs_by_name_and_kind() {
+        let root = tempfile::tempdir().expect("temporary folder");
+        assert_eq!(find(root.path(), Kind::Demo).expect("no folder yet"), []);
+        let bin = root.path().join("tests/src/bin");
+        fs::create_dir_all(&bin).expect("folder");
+        fs::write(bin.join("story-gate.rs"), "//! A gate falls by itself.\n//!\n//! More.\nfn main() {}\n")
+            .expect("file");
+        fs::write(bin.join("story-adopt.rs"), "fn main() {}\n").expect("file");
+        fs::write(bin.join("bench-packet.rs"), "//! Nanoseconds per packet.\n").expect("file");
+        fs::write(bin.join("residue.rs"), "//! Not a story.\n").expect("file");
+        let story =
+            |name: &str, description: &str| Story { name: name.to_owned(), description: description.to_owned() };
+        let demos = find(root.path(), Kind::Demo).expect("listing");
+        assert_eq!(demos, [story("adopt", ""), story("gate", "A gate falls by itself.")]);
+        let benches = find(root.path(), Kind::Bench).expect("listing");
+        assert_eq!(benches, [story("packet", "Nanoseconds per packet.")]);
+    }
+}
