@@ -174,7 +174,7 @@ pub struct Address(pub [u8; 16]);
 
 /// Key of [`maps::PORTS`]: one exact port of one address.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortKey {
     pub address: Address,
     /// Host byte order.
@@ -204,7 +204,7 @@ pub mod exempt {
 
 /// Key of [`maps::EXEMPT`]. Looked at only when a packet is about to be dropped.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExemptKey {
     pub address: Address,
     /// Host byte order.
