@@ -11,7 +11,7 @@ use super::{
     parse::{LoadError, Loaded},
     problem::{less_drift, shortest_ttl},
     validate::RENEWALS_PER_TTL,
-    values::{Drift, Span},
+    values::{Drift, Span, few},
 };
 
 /// A valid file's meaning. Its [`Display`] is what `portcullis check` prints.
@@ -92,19 +92,9 @@ fn selectors(f: &mut fmt::Formatter<'_>, service: &Service) -> fmt::Result {
         ("remotes", &service.remotes, &service.remote_ports),
     ] {
         if !prefixes.is_empty() {
-            let ports = if ports.is_empty() { "every protocol and port".to_owned() } else { list(ports) };
-            writeln!(f, "  gate      {what} {}: {ports}", list(prefixes))?;
+            let ports = if ports.is_empty() { "every protocol and port".to_owned() } else { few(ports) };
+            writeln!(f, "  gate      {what} {}: {ports}", few(prefixes))?;
         }
     }
     Ok(())
-}
-
-/// The first few of a list that may be long.
-fn list<T: Display>(items: &[T]) -> String {
-    const SHOWN: usize = 8;
-    let mut shown: Vec<_> = items.iter().take(SHOWN).map(T::to_string).collect();
-    if items.len() > SHOWN {
-        shown.push(format!("and {} more", items.len() - SHOWN));
-    }
-    shown.join(", ")
 }

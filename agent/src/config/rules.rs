@@ -10,12 +10,16 @@ use std::{
 
 use portcullis_common::layout::{
     ANY_PROTOCOL, Address, ExemptKey, LAYOUT_VERSION, MAX_ADDRESSES, MAX_EXEMPT, MAX_GATES, MAX_PORTS, PortKey,
-    PortRule, RULES_PER_ADDRESS, Rule, RuleSet, Settings, exempt, roles, settings_flags,
+    PortRule, RULES_PER_ADDRESS, Rule, RuleSet, Settings, roles, settings_flags,
 };
 use thiserror::Error;
 
-use super::model::{Agent, Ports, Prefix, Protocol, Scope, Service};
+use super::{
+    model::{Agent, Ports, Prefix, Protocol, Scope, Service},
+    values::few,
+};
 
+mod exemptions;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -47,7 +51,7 @@ pub enum RuleError {
          one service; give one of the services another address, or join ports into ranges",
         join(services)
     )]
-    PortTaken { address: Prefix, ports: Ports, services: Vec<String> },
+    PortTaken { address: Prefix, ports: String, services: Vec<String> },
     #[error("the services need {needed} {what}, but the kernel's table has room for {limit}: name prefixes or ranges")]
     TableFull { what: &'static str, needed: usize, limit: u32 },
     #[error("service {service} has gate slot {slot}, but there are only {MAX_GATES}")]
@@ -58,7 +62,7 @@ pub enum RuleError {
 
 fn join(services: &[String]) -> String {
     let quoted: Vec<_> = services.iter().map(|name| format!("`{name}`")).collect();
-    format!("{} {}", if quoted.len() == 1 { "service" } else { "services" }, quoted.join(", "))
+    format!("{} {}", if quoted.len() == 1 { "service" } else { "services" }, few(&quoted))
 }
 
 /// A network on 128 bits; IPv4 lives in `::ffff:0:0/96`.
@@ -122,11 +126,12 @@ pub fn protocol_number(protocol: Protocol) -> u8 {
     }
 }
 
-fn protocol_of(number: u8) -> Protocol {
-    match number {
-        17 => Protocol::Udp,
-        132 => Protocol::Sctp,
-        _ => Protocol::Tcp,
+/// An exact port as the configuration writes it.
+fn port_name(rule: &Rule) -> String {
+    let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+    match protocols.into_iter().find(|&protocol| protocol_number(protocol) == rule.protocol) {
+        Some(protocol) => Ports { protocol, first: rule.port_first, last: rule.port_last }.to_string(),
+        None => format!("port {} of IP protocol {}", rule.port_first, rule.protocol),
     }
 }
 
@@ -140,7 +145,7 @@ impl RuleTable {
         let own = selectors(services);
         let lengths: BTreeSet<u32> = own.keys().map(|network| network.length).collect();
 
-        let mut table = Self { exempt: exemptions(services, agent), ..Self::default() };
+        let mut table = Self { exempt: exemptions::of(services, agent), ..Self::default() };
         for &network in own.keys() {
             let rules = network.covering(&lengths).filter_map(|covering| own.get(&covering)).flatten().copied();
             let set = table.place(network, condense(rules), &names)?;
@@ -186,11 +191,7 @@ impl RuleTable {
                 Entry::Occupied(entry) => {
                     return Err(RuleError::PortTaken {
                         address: network.prefix(),
-                        ports: Ports {
-                            protocol: protocol_of(rule.protocol),
-                            first: rule.port_first,
-                            last: rule.port_last,
-                        },
+                        ports: port_name(rule),
                         services: vec![name(names, entry.get().gate), name(names, rule.gate)],
                     });
                 }
@@ -373,29 +374,4 @@ fn condense(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
         (!is_wide(rule), last, rule.gate, rule.protocol, rule.port_first, rule.port_last)
     });
     kept
-}
-
-/// Inbound SSH.
-const SSH: u16 = 22;
-/// What a node needs to find its way: a whole node fenced can still resolve names, keep its address and its clock.
-const NODE_REMOTE_PORTS: [(Protocol, u16); 5] =
-    [(Protocol::Tcp, 53), (Protocol::Udp, 53), (Protocol::Udp, 67), (Protocol::Udp, 547), (Protocol::Udp, 123)];
-/// The DHCP client's own ports, at which offers arrive by broadcast or from a relay.
-const NODE_LOCAL_PORTS: [(Protocol, u16); 2] = [(Protocol::Udp, 68), (Protocol::Udp, 546)];
-
-fn exemptions(services: &[(u32, &Service)], agent: &Agent) -> BTreeSet<ExemptKey> {
-    let key = |side, address, (protocol, port)| ExemptKey { address, port, protocol: protocol_number(protocol), side };
-    let mut keys: BTreeSet<ExemptKey> = agent
-        .exempt
-        .iter()
-        .map(|endpoint| key(exempt::REMOTE, endpoint.address.into(), (endpoint.protocol, endpoint.port)))
-        .collect();
-    if services.iter().any(|(_, service)| service.scope == Scope::Node) {
-        keys.extend(NODE_REMOTE_PORTS.map(|port| key(exempt::REMOTE_PORT, Address::ANY, port)));
-        keys.extend(NODE_LOCAL_PORTS.map(|port| key(exempt::LOCAL_PORT, Address::ANY, port)));
-        if agent.exempt_ssh {
-            keys.insert(key(exempt::LOCAL_PORT, Address::ANY, (Protocol::Tcp, SSH)));
-        }
-    }
-    keys
 }

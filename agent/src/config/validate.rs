@@ -15,6 +15,7 @@ use super::{
     read::{Item, Reader},
     report::Located,
     rules::{RuleError, RuleTable},
+    values::few,
 };
 
 /// Where a service's values stand.
@@ -151,8 +152,7 @@ pub(super) fn warnings(reader: &Reader<'_>, config: &Config, places: &Places) ->
         if let (Scope::Service, [_, ..], [], Some(addresses)) =
             (service.scope, &service.addresses[..], &service.ports[..], &place.addresses)
         {
-            let named: Vec<_> = service.addresses.iter().map(Prefix::to_string).collect();
-            warn(addresses, Warning::EveryPort { service: name(), addresses: named.join(", ") });
+            warn(addresses, Warning::EveryPort { service: name(), addresses: few(&service.addresses) });
         }
         let Lease::Local { ttl_cap: ttl } = service.lease;
         let span = less_drift(ttl, agent.drift_ppm).saturating_sub(service.margin);

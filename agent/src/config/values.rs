@@ -241,6 +241,16 @@ impl fmt::Display for Span {
     }
 }
 
+/// The first few of a list that may be long.
+pub(super) fn few<T: fmt::Display>(items: &[T]) -> String {
+    const SHOWN: usize = 8;
+    let mut shown: Vec<_> = items.iter().take(SHOWN).map(T::to_string).collect();
+    if items.len() > SHOWN {
+        shown.push(format!("and {} more", items.len() - SHOWN));
+    }
+    shown.join(", ")
+}
+
 /// Reads a drift bound as parts per million: `10%`, `0.5%` (up to four decimals) or `500ppm`.
 pub fn parse_drift(text: &str) -> Result<u32, ValueError> {
     let malformed = || ValueError::NotADrift(text.to_owned());

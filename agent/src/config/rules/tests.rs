@@ -4,6 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use proptest::{collection::vec, prelude::*, sample::subsequence};
 
+use portcullis_common::layout::exempt;
+
 use super::*;
 use crate::config::model::{Attach, Endpoint, Lease, StoreLost, Tc, Xdp};
 
