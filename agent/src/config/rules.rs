@@ -209,9 +209,6 @@ impl RuleTable {
         if !self.prefixes.is_empty() {
             flags |= settings_flags::PREFIXES;
         }
-        if services.iter().any(|(_, service)| service.scope == Scope::Node) {
-            flags |= settings_flags::NODE_SCOPE;
-        }
         let gates = services.iter().map(|(slot, _)| slot + 1).max().unwrap_or(0);
         Settings { layout_version: LAYOUT_VERSION, roles, flags, gates }
     }

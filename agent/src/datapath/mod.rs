@@ -1,7 +1,6 @@
 //! The data path: everything that touches the kernel's side of the fence, and all use of aya.
 //!
 //! * [`gates`]: the mapped gates; the only writer of a deadline.
-//! * [`rules`]: which packets belong to which gate.
 //! * [`coverage`]: what is attached, as the kernel tells it.
 //! * [`self_test`]: synthetic packets through the programs.
 //! * [`doctor`]: what this host lacks, with the remedy.
@@ -10,8 +9,10 @@
 //! checking it, swaps the programs, and opens nothing.
 
 mod clsact;
+mod counters;
 mod cover;
 pub mod coverage;
+pub mod doctor;
 mod error;
 pub mod gates;
 mod host;
@@ -20,6 +21,8 @@ mod links;
 mod maps;
 mod netlink;
 mod programs;
+mod rules;
+pub mod self_test;
 mod sys;
 
 use std::{
@@ -50,6 +53,9 @@ use crate::{
     config::model::{Agent, Attach, Tc, Xdp},
     crash,
 };
+
+/// The kernel object of this build.
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/portcullis.o"));
 
 /// Which way packets go at a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

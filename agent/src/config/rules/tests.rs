@@ -366,7 +366,7 @@ fn a_whole_node_keeps_what_it_needs_to_be_reached() {
     let node = Service { scope: Scope::Node, ..service("node") };
     let table = compile(std::slice::from_ref(&node)).unwrap();
     assert_eq!(table.prefixes.keys().map(|(length, _)| *length).collect::<Vec<_>>(), [0, 96]);
-    assert_eq!(table.settings.flags, settings_flags::NODE_SCOPE | settings_flags::PREFIXES);
+    assert_eq!(table.settings.flags, settings_flags::PREFIXES);
     let ssh = ExemptKey { address: Address::ANY, port: 22, protocol: 6, side: exempt::LOCAL_PORT };
     let dns = ExemptKey { address: Address::ANY, port: 53, protocol: 17, side: exempt::REMOTE_PORT };
     assert!(table.exempt.contains(&ssh) && table.exempt.contains(&dns));
