@@ -13,11 +13,11 @@ use portcullis::{
     },
     datapath::{
         DataPath,
-        gates::{Slot, boot_now},
+        gates::{AssignError, Slot, boot_now},
         self_test::{End, Judgement, Probe, SelfTestError},
     },
 };
-use portcullis_common::layout::Hook;
+use portcullis_common::layout::{Hook, MAX_GATES};
 
 fn prefix(text: &str) -> Prefix {
     let (address, length) = text.split_once('/').unwrap();
@@ -122,10 +122,19 @@ fn slots_belong_to_names_until_they_run_out() {
         assert_eq!(gates.assign("a").unwrap(), first);
         assert!(gates.assign("").is_err() && gates.assign(&"x".repeat(64)).is_err());
         gates.assign(&"x".repeat(63)).unwrap();
-        let named = gates.named().unwrap();
+        let named: Vec<_> = gates.named().collect();
         assert_eq!(named.iter().map(|(_, name)| name.len()).collect::<Vec<_>>(), [1, 63]);
         // A gate that nobody has had is closed by a number of its own when it is given out.
         let fences: Vec<_> = named.iter().map(|(slot, _)| gates.view(*slot).deadline).collect();
         assert_eq!(fences, [1, 2]);
+        for number in 2..MAX_GATES {
+            gates.assign(&number.to_string()).unwrap();
+        }
+        assert!(matches!(gates.assign("one more"), Err(AssignError::Full)));
+        drop(path);
+        let (mut path, adopted) = lab.start().unwrap();
+        assert_eq!(adopted.len(), MAX_GATES as usize);
+        assert_eq!(path.gates().assign("a").unwrap(), first);
+        assert!(matches!(path.gates().assign("one more"), Err(AssignError::Full)));
     });
 }

@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    io,
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::PathBuf,
 };
@@ -93,9 +92,13 @@ impl DataPath {
         Ok(())
     }
 
-    /// Attaches the classifiers to an interface, or detaches them if it is excluded.
-    pub(super) fn cover(&mut self, interface: &Interface) -> Result<[(HookState, Outcome); 2], DataPathError> {
-        Ok([self.cover_hook(interface, Direction::In)?, self.cover_hook(interface, Direction::Out)?])
+    /// Attaches the classifiers to an interface, or detaches them if it is excluded. A failure is this interface's alone:
+    /// it may have gone in between, and the others are still to be covered.
+    pub(super) fn cover(&mut self, interface: &Interface) -> [(HookState, Outcome); 2] {
+        [Direction::In, Direction::Out].map(|direction| {
+            self.cover_hook(interface, direction)
+                .unwrap_or_else(|error| (HookState::Missing { reason: chain(&error) }, Outcome::Kept))
+        })
     }
 
     fn cover_hook(
@@ -110,61 +113,45 @@ impl DataPath {
         if !self.armed {
             return Ok((HookState::NotArmed, Outcome::Kept));
         }
-        let (attached, state) = match self.flavour {
-            TcFlavour::Tcx => (self.ensure_tcx(interface, direction)?, HookState::First),
-            TcFlavour::Clsact => (self.ensure_clsact(interface, direction)?, HookState::Clsact),
-        };
-        Ok(match attached {
-            Ok(outcome) => (state, outcome),
-            Err(error) => (HookState::Missing { reason: error.to_string() }, Outcome::Kept),
+        Ok(match self.flavour {
+            TcFlavour::Tcx => (HookState::First, self.ensure_tcx(interface, direction)?),
+            TcFlavour::Clsact => (HookState::Clsact, self.ensure_clsact(interface, direction)?),
         })
     }
 
-    /// The inner error is one interface's: it may have gone in between, and the others are still to be covered.
-    fn ensure_tcx(
-        &mut self,
-        interface: &Interface,
-        direction: Direction,
-    ) -> Result<io::Result<Outcome>, DataPathError> {
+    fn ensure_tcx(&mut self, interface: &Interface, direction: Direction) -> Result<Outcome, DataPathError> {
         let attachment = Attachment::Tcx(direction, interface.index);
         let name = classifier(direction, &interface.kind);
-        let order = match sys::tcx_query(interface.index, attachment.attach_type()) {
-            Ok(order) => order,
-            Err(error) => return Ok(Err(error)),
-        };
+        let failed = |operation| move |source| DataPathError::Netlink { operation, source };
+        let order =
+            sys::tcx_query(interface.index, attachment.attach_type()).map_err(failed("list the programs of a hook"))?;
         let held = self.links.get(attachment);
         let at = held.and_then(|(id, _)| order.iter().position(|entry| entry.link == id));
         if at == Some(0) {
-            return Ok(Ok(if self.links.repin(attachment)? { Outcome::Attached } else { Outcome::Kept }));
+            return Ok(if self.links.repin(attachment)? { Outcome::Attached } else { Outcome::Kept });
         }
         // Never detach before attach: the second link stands before the first is let go.
         let copy = held.filter(|_| at.is_some()).map_or(Copy::Main, |(_, copy)| copy.other());
         let program = self.programs.fd(copy, name)?;
-        let created = sys::link_create(program, interface.index, attachment.attach_type(), link_flags::FIRST);
-        let link = match created {
-            Ok(link) => link,
-            Err(error) => return Ok(Err(error)),
-        };
+        let link = sys::link_create(program, interface.index, attachment.attach_type(), link_flags::FIRST)
+            .map_err(failed("attach a classifier"))?;
         crash::point("tcx-after-attach");
         self.links.insert(attachment, link, copy)?;
-        Ok(Ok(match at {
+        Ok(match at {
             Some(at) => {
                 let names = order[..at].iter().map(|entry| sys::program_name(entry.program));
                 Outcome::Overtook(names.map(|name| name.unwrap_or_else(|_| "unknown".to_owned())).collect())
             }
             None => Outcome::Attached,
-        }))
+        })
     }
 
-    fn ensure_clsact(
-        &mut self,
-        interface: &Interface,
-        direction: Direction,
-    ) -> Result<io::Result<Outcome>, DataPathError> {
+    fn ensure_clsact(&mut self, interface: &Interface, direction: Direction) -> Result<Outcome, DataPathError> {
         let name = classifier(direction, &interface.kind);
         let id = self.programs.id(name)?;
         let program = self.programs.fd(Copy::Main, name)?;
-        Ok(clsact::ensure(&mut self.netlink, interface.index, direction, program, id, name))
+        clsact::ensure(&mut self.netlink, interface.index, direction, program, id, name)
+            .map_err(|source| DataPathError::Netlink { operation: "attach a clsact filter", source })
     }
 
     /// After `tc` was changed in the configuration: lets go of the old attachment once the new one is in place.
@@ -233,7 +220,11 @@ impl DataPath {
     }
 
     /// Attaches XDP to an interface; at the start only, since network cards may lose their link over it.
-    pub(super) fn cover_xdp(&mut self, interface: &Interface, mode: Xdp) -> Result<XdpState, DataPathError> {
+    pub(super) fn cover_xdp(&mut self, interface: &Interface, mode: Xdp) -> XdpState {
+        self.ensure_xdp(interface, mode).unwrap_or_else(|error| XdpState::Failed { reason: chain(&error) })
+    }
+
+    fn ensure_xdp(&mut self, interface: &Interface, mode: Xdp) -> Result<XdpState, DataPathError> {
         let attachment = Attachment::Xdp(interface.index);
         let modes: &[(XdpState, u32)] = match mode {
             _ if !interface.kind.wants_xdp() || self.is_excluded(&interface.name) => &[],
@@ -275,20 +266,22 @@ impl DataPath {
     }
 
     /// Attaches the programs of the cgroup root: the stamping of sockets always, the backstop while armed.
-    pub(super) fn cover_cgroup(&mut self) -> Result<(CgroupCoverage, Vec<String>), DataPathError> {
+    pub(super) fn cover_cgroup(&mut self) -> (CgroupCoverage, Vec<String>) {
         let mut mended = Vec::new();
-        let mut cover = |attachment, name| -> Result<HookState, DataPathError> {
-            let (state, attached) = self.cover_cgroup_hook(attachment, name)?;
+        let mut cover = |attachment, name| {
+            let covered = self.cover_cgroup_hook(attachment, name);
+            let (state, attached) =
+                covered.unwrap_or_else(|error| (HookState::Missing { reason: chain(&error) }, false));
             if attached {
                 mended.push(format!("{name} was missing from the cgroup root and is attached again"));
             }
-            Ok(state)
+            state
         };
-        let ingress = cover(CGROUP[0], programs::CGROUP_IN)?;
-        let egress = cover(CGROUP[1], programs::CGROUP_OUT)?;
-        let sockets = cover(Attachment::Sockets, programs::SOCKETS)?;
+        let ingress = cover(CGROUP[0], programs::CGROUP_IN);
+        let egress = cover(CGROUP[1], programs::CGROUP_OUT);
+        let sockets = cover(Attachment::Sockets, programs::SOCKETS);
         let path = self.cgroup.as_ref().ok().map(|root| root.path.clone());
-        Ok((CgroupCoverage { path, ingress, egress, sockets }, mended))
+        (CgroupCoverage { path, ingress, egress, sockets }, mended)
     }
 
     fn cover_cgroup_hook(
@@ -336,7 +329,7 @@ impl DataPath {
         self.refresh()?;
         let (mut interfaces, mut mended_now, mut degraded) = (Vec::new(), Vec::new(), Vec::new());
         for interface in self.interfaces.known().to_vec() {
-            let [(ingress, at_ingress), (egress, at_egress)] = self.cover(&interface)?;
+            let [(ingress, at_ingress), (egress, at_egress)] = self.cover(&interface);
             for (hook, state, outcome) in [("ingress", &ingress, at_ingress), ("egress", &egress, at_egress)] {
                 let name = &interface.name;
                 match outcome {
@@ -353,7 +346,10 @@ impl DataPath {
                     degraded.push(format!("{name}: nothing is attached at {hook}: {reason}"));
                 }
             }
-            let xdp = self.verify_xdp(&interface)?;
+            let (xdp, repinned) = self.verify_xdp(&interface);
+            if repinned {
+                mended_now.push(format!("{}: the pin of the XDP link was deleted and is back", interface.name));
+            }
             match &xdp {
                 XdpState::Native | XdpState::Generic | XdpState::Unused => {}
                 XdpState::Occupied => degraded.push(format!(
@@ -367,7 +363,7 @@ impl DataPath {
             let Interface { index, name, kind, .. } = interface;
             interfaces.push(InterfaceCoverage { name, index, kind, ingress, egress, xdp });
         }
-        let (cgroup, mended) = self.cover_cgroup()?;
+        let (cgroup, mended) = self.cover_cgroup();
         mended_now.extend(mended);
         for (hook, state) in [("ingress", &cgroup.ingress), ("egress", &cgroup.egress), ("sockets", &cgroup.sockets)] {
             if let HookState::Missing { reason } = state {
@@ -384,16 +380,25 @@ impl DataPath {
         Ok(Coverage { armed: self.armed, interfaces, cgroup, mended: self.mended, mended_now, degraded })
     }
 
-    fn verify_xdp(&mut self, interface: &Interface) -> Result<XdpState, DataPathError> {
+    fn verify_xdp(&mut self, interface: &Interface) -> (XdpState, bool) {
         let attachment = Attachment::Xdp(interface.index);
         let state = self.xdp.get(&interface.index).cloned().unwrap_or(XdpState::Unused);
         if !matches!(state, XdpState::Native | XdpState::Generic) {
-            return Ok(state);
+            return (state, false);
         }
-        self.links.repin(attachment)?;
-        if self.links.is_alive(attachment) {
-            return Ok(state);
+        if !self.links.is_alive(attachment) {
+            let reason = "its link is dead; it is attached again at the next start".to_owned();
+            return (XdpState::Failed { reason }, false);
         }
-        Ok(XdpState::Failed { reason: "its link is dead; it is attached again at the next start".to_owned() })
+        match self.links.repin(attachment) {
+            Ok(repinned) => (state, repinned),
+            Err(error) => (XdpState::Failed { reason: chain(&error) }, false),
+        }
     }
+}
+
+/// An error with its causes, for one line of the status.
+fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |cause| cause.source())
+        .fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -17,6 +17,20 @@ pub struct Coverage {
     pub degraded: Vec<String>,
 }
 
+impl Coverage {
+    /// Whether every interface that is not excluded has its classifiers, and sockets are stamped: without that the
+    /// agent is not ready. XDP and the cgroup backstop come on top.
+    pub fn is_whole(&self) -> bool {
+        let attached = |state: &HookState| match state {
+            HookState::First | HookState::Clsact | HookState::Excluded => true,
+            HookState::NotArmed => !self.armed,
+            HookState::Missing { .. } => false,
+        };
+        self.interfaces.iter().all(|one| attached(&one.ingress) && attached(&one.egress))
+            && attached(&self.cgroup.sockets)
+    }
+}
+
 /// One interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceCoverage {

@@ -4,6 +4,7 @@
 //! wrote or adopted, so whoever closed in between has the last word.
 
 use std::{
+    collections::BTreeMap,
     ptr::NonNull,
     sync::{
         Arc,
@@ -20,6 +21,7 @@ use rustix::{
 };
 use thiserror::Error;
 
+use super::error::DataPathError;
 use crate::{core::time::BootInstant, crash};
 
 /// Number of a gate; it belongs to one service's name until the next boot.
@@ -207,6 +209,8 @@ impl Drop for Table {
 pub struct Gates {
     table: Arc<Table>,
     names: Array<MapData, GateName>,
+    /// What `names` holds; only this process writes it.
+    slots: BTreeMap<String, Slot>,
 }
 
 impl std::fmt::Debug for Table {
@@ -222,44 +226,44 @@ impl std::fmt::Debug for Gates {
 }
 
 impl Gates {
-    pub(super) fn new(gates: &MapData, names: Array<MapData, GateName>) -> rustix::io::Result<Self> {
-        Ok(Self { table: Arc::new(Table::map(gates.fd())?), names })
+    pub(super) fn new(gates: &MapData, names: Array<MapData, GateName>) -> Result<Self, DataPathError> {
+        let table = Table::map(gates.fd()).map_err(|error| DataPathError::MapGates(error.into()))?;
+        let mut slots = BTreeMap::new();
+        for index in 0..MAX_GATES {
+            let GateName(bytes) = names.get(&index, 0).map_err(AssignError::Names)?;
+            let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+            if length > 0 {
+                slots.insert(String::from_utf8_lossy(&bytes[..length]).into_owned(), Slot(index));
+            }
+        }
+        Ok(Self { table: Arc::new(table), names, slots })
     }
 
     /// The slot of `name`: the one it has, else the first free one, closed before it is named.
     pub fn assign(&mut self, name: &str) -> Result<Slot, AssignError> {
-        let key = encode(name).ok_or_else(|| AssignError::BadName { name: name.to_owned() })?;
-        let mut free = None;
-        for index in 0..MAX_GATES {
-            let found = self.names.get(&index, 0).map_err(AssignError::Names)?;
-            if found == key {
-                return Ok(Slot(index));
-            }
-            if found.0[0] == 0 {
-                free.get_or_insert(index);
-            }
+        if let Some(slot) = self.slots.get(name) {
+            return Ok(*slot);
         }
-        let index = free.ok_or(AssignError::Full)?;
+        let key = encode(name).ok_or_else(|| AssignError::BadName { name: name.to_owned() })?;
+        // Slots are given out in order and never given back.
+        let next = self.slots.values().max().map_or(0, |slot| slot.0 + 1);
+        if next >= MAX_GATES {
+            return Err(AssignError::Full);
+        }
+        let slot = Slot(next);
         crash::point("assign-before-close");
         // A half-made set of maps may hold anything: no service inherits a gate.
-        self.gate(Slot(index)).close();
+        self.gate(slot).close();
         crash::point("assign-before-name");
-        self.names.set(index, key, 0).map_err(AssignError::Names)?;
+        self.names.set(slot.0, key, 0).map_err(AssignError::Names)?;
         crash::point("assign-after-name");
-        Ok(Slot(index))
+        self.slots.insert(name.to_owned(), slot);
+        Ok(slot)
     }
 
     /// Every slot that belongs to a name.
-    pub fn named(&self) -> Result<Vec<(Slot, String)>, AssignError> {
-        let mut named = Vec::new();
-        for index in 0..MAX_GATES {
-            let GateName(bytes) = self.names.get(&index, 0).map_err(AssignError::Names)?;
-            let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-            if length > 0 {
-                named.push((Slot(index), String::from_utf8_lossy(&bytes[..length]).into_owned()));
-            }
-        }
-        Ok(named)
+    pub fn named(&self) -> impl Iterator<Item = (Slot, &str)> {
+        self.slots.iter().map(|(name, slot)| (*slot, name.as_str()))
     }
 
     /// The handle of a gate. It adopts the value it finds: of two handles to one gate, the first to write wins.

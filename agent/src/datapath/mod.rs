@@ -139,7 +139,7 @@ impl DataPath {
         let mut programs = Programs::open(options.object, &map_pins)?;
         crash::point("start-after-maps");
         let (maps, gates, names) = Maps::take(programs.object(), &map_pins)?;
-        let gates = Gates::new(&gates, names).map_err(|error| DataPathError::MapGates(error.into()))?;
+        let gates = Gates::new(&gates, names)?;
         programs.load()?;
         crash::point("start-after-programs");
 
@@ -172,26 +172,27 @@ impl DataPath {
         path.armed = agent.attach == Attach::Armed || path.has_classifiers();
         path.attach(agent)?;
         crash::point("start-after-attach");
-        let adopted = path.adopted()?;
+        let adopted = path.adopted();
         Ok((path, adopted))
     }
 
     fn attach(&mut self, agent: &Agent) -> Result<(), DataPathError> {
         for interface in self.interfaces.known().to_vec() {
-            self.cover(&interface)?;
+            self.cover(&interface);
             self.leave_other_flavour(&interface)?;
             crash::point("attach-between-interfaces");
             let mode = if agent.attach == Attach::Armed { agent.xdp } else { Xdp::Off };
-            let state = self.cover_xdp(&interface, mode)?;
+            let state = self.cover_xdp(&interface, mode);
             self.xdp.insert(interface.index, state);
         }
         crash::point("attach-before-cgroup");
-        self.cover_cgroup().map(drop)
+        self.cover_cgroup();
+        Ok(())
     }
 
-    fn adopted(&self) -> Result<Vec<Adopted>, DataPathError> {
-        let named = self.gates.named()?;
-        Ok(named.into_iter().map(|(slot, name)| Adopted { slot, name, view: self.gates.view(slot) }).collect())
+    fn adopted(&self) -> Vec<Adopted> {
+        let named = self.gates.named();
+        named.map(|(slot, name)| Adopted { slot, name: name.to_owned(), view: self.gates.view(slot) }).collect()
     }
 
     /// The gates.
@@ -245,7 +246,7 @@ impl DataPath {
                     let interface = self.interfaces.known().iter().find(|one| one.index == *index).cloned();
                     if let Some(interface) = interface {
                         // A refusal is told by the next `verify`, which tries again.
-                        self.cover(&interface)?;
+                        self.cover(&interface);
                     }
                 }
             }

@@ -13,7 +13,7 @@ use portcullis::{
     datapath::{Adopted, DataPath, DataPathError, OBJECT, Options},
 };
 use rustix::{
-    mount::{MountPropagationFlags, mount_change},
+    mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount},
     thread::{UnshareFlags, unshare_unsafe},
 };
 
@@ -25,6 +25,8 @@ pub(crate) struct Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        // A mount point cannot be removed, and a test that failed early has none.
+        let _ = unmount(&self.agent.bpffs, UnmountFlags::DETACH);
         fs::remove_dir(&self.cgroup).unwrap();
     }
 }
