@@ -366,7 +366,7 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::atomic::AtomicBool, time::Duration};
 
     use super::*;
 
@@ -456,44 +456,42 @@ mod tests {
     fn twenty_thousand_races_undo_no_fence() {
         const ROUNDS: u64 = 20_000;
         let table = Arc::new(Table::anonymous());
-        let round = AtomicU64::new(0);
+        // Phases of a round: 0 the gate is closed, 1 it is open and renewed, 2 the renewer saw the fence.
+        let (phase, closed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let wait_for = |wanted| {
+            while phase.load(Ordering::Acquire) != wanted {
+                std::thread::yield_now();
+            }
+        };
         let undone = std::thread::scope(|scope| {
             let closer = scope.spawn(|| {
-                let (mut gate, mut undone, mut done) = (gate(&table), 0u64, 0);
-                while done < ROUNDS {
-                    // Rounds go 0: idle, 1: open, 2: the renewer saw the fence, 3: the closer looked.
-                    let now = round.load(Ordering::Acquire);
-                    if now % 4 != 1 {
-                        std::thread::yield_now();
-                        continue;
-                    }
+                let (mut gate, mut undone) = (gate(&table), 0u64);
+                for _ in 0..ROUNDS {
+                    wait_for(1);
                     let fence = gate.close();
-                    // Wait until the renewer has seen its failure; only then may it open again.
-                    while round.load(Ordering::Acquire) == now {
-                        std::thread::yield_now();
-                    }
+                    closed.store(true, Ordering::Release);
+                    wait_for(2);
                     undone += u64::from(gate.view().deadline != fence);
-                    done += 1;
-                    round.fetch_add(1, Ordering::AcqRel);
+                    closed.store(false, Ordering::Release);
+                    phase.store(0, Ordering::Release);
                 }
                 undone
             });
             let mut ours = gate(&table);
             let far = later(3_600).as_nanos();
-            let mut renewals = 0;
             for _ in 0..ROUNDS {
                 ours.close();
                 ours.open(boot_now(), 1, BootInstant::from_nanos(far)).unwrap();
-                round.fetch_add(1, Ordering::AcqRel);
-                while ours.renew(BootInstant::from_nanos(far + renewals)).is_ok() {
-                    renewals += 1;
+                phase.store(1, Ordering::Release);
+                for renewal in 0.. {
+                    let over = closed.load(Ordering::Acquire);
+                    // A renewal that succeeds after the fence has undone it; the closer counts it.
+                    if ours.renew(BootInstant::from_nanos(far + renewal)).is_err() || over {
+                        break;
+                    }
                 }
-                round.fetch_add(1, Ordering::AcqRel);
-                // The closer looks at the gate, then ends its round by one more.
-                while round.load(Ordering::Acquire) % 4 == 2 {
-                    std::thread::yield_now();
-                }
-                round.fetch_add(1, Ordering::AcqRel);
+                phase.store(2, Ordering::Release);
+                wait_for(0);
             }
             closer.join().unwrap()
         });
