@@ -9,9 +9,10 @@ use aya::maps::{Array, Map, MapData};
 use datapath_lab::{lab, run};
 use portcullis::{
     config::model::{Attach, Tc},
-    datapath::{DataPathError, coverage::HookState, gates::boot_now},
+    datapath::{DataPathError, coverage::HookState, gates::boot_now, uninstall_and_open_gates},
 };
 use portcullis_common::layout::{LAYOUT_VERSION, Settings};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 #[test]
 fn a_first_start_covers_the_host_and_opens_nothing() {
@@ -194,9 +195,47 @@ fn on_fence_attaches_when_told_and_stays_over_a_restart() {
 fn uninstalling_leaves_nothing() {
     lab(|lab| {
         run("ip link add v0 type veth peer name v1");
+        for tc in [Tc::Tcx, Tc::Clsact] {
+            lab.agent.tc = tc;
+            let (path, _) = lab.start().unwrap();
+            let refused = uninstall_and_open_gates(&lab.agent).unwrap_err();
+            assert!(matches!(&refused, DataPathError::Locked { .. }), "{refused}");
+            drop(path);
+            uninstall_and_open_gates(&lab.agent).unwrap();
+            assert!(!lab.agent.bpffs.join("v1").exists());
+            assert!(!run("ip -d link show v0").contains("xdp"));
+            assert!(!run("tc filter show dev v0 ingress").contains("gate_tc_in"));
+        }
+        uninstall_and_open_gates(&lab.agent).unwrap();
+    });
+}
+
+#[test]
+fn links_of_another_version_are_refused_until_they_are_uninstalled() {
+    lab(|lab| {
         let (path, _) = lab.start().unwrap();
-        path.uninstall_and_open_gates().unwrap();
-        assert!(!lab.agent.bpffs.join("v1").exists());
-        assert!(!run("ip -d link show v0").contains("xdp"));
+        drop(path);
+        let other = lab.agent.bpffs.join("v0");
+        fs::rename(lab.agent.bpffs.join("v1"), &other).unwrap();
+        let refused = lab.start().unwrap_err();
+        assert!(matches!(&refused, DataPathError::OtherVersion { path } if *path == other), "{refused}");
+        uninstall_and_open_gates(&lab.agent).unwrap();
+        lab.start().unwrap();
+    });
+}
+
+#[test]
+fn an_agent_in_another_network_namespace_detaches_nothing() {
+    lab(|lab| {
+        run("ip link add v0 type veth peer name v1");
+        let (path, _) = lab.start().unwrap();
+        drop(path);
+        let links = lab.pinned_links();
+        let _alive = fs::File::open("/proc/thread-self/ns/net").unwrap();
+        // SAFETY: this thread was started for the test; nothing in it relies on its network namespace.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
+        let refused = lab.start().unwrap_err();
+        assert!(matches!(&refused, DataPathError::OtherNamespace { .. }), "{refused}");
+        assert_eq!(lab.pinned_links(), links);
     });
 }

@@ -18,8 +18,10 @@ use portcullis::{
     datapath::{
         OBJECT,
         coverage::{Coverage, HookState, InterfaceCoverage, XdpState},
+        uninstall_and_open_gates,
     },
 };
+use portcullis_common::layout::maps;
 
 fn interface<'a>(coverage: &'a Coverage, name: &str) -> &'a InterfaceCoverage {
     coverage.interfaces.iter().find(|one| one.name == name).unwrap()
@@ -128,7 +130,8 @@ fn a_strangers_xdp_stays_and_is_told() {
             assert_eq!(interface(&coverage, "v0").ingress, HookState::First);
             assert!(coverage.degraded.iter().any(|reason| reason.starts_with("v0: XDP is taken")), "{coverage:?}");
             assert!(run("ip -d link show v0").contains(&id), "the stranger was detached");
-            path.uninstall_and_open_gates().unwrap();
+            drop(path);
+            uninstall_and_open_gates(&lab.agent).unwrap();
         }
     });
 }
@@ -173,13 +176,21 @@ fn a_cgroup_held_by_a_stranger_is_told() {
 #[test]
 fn deleted_pins_are_put_back_before_the_agent_can_die() {
     lab(|lab| {
+        run("ip link add v0 type veth peer name v1");
         let (mut path, _) = lab.start().unwrap();
         let before = lab.pinned_links();
         for (name, _) in &before {
             fs::remove_file(lab.links().join(name)).unwrap();
         }
+        for name in maps::ALL {
+            fs::remove_file(lab.maps().join(name)).unwrap();
+        }
         let coverage = path.verify().unwrap();
-        assert_eq!(coverage.mended as usize, before.len(), "{coverage:?}");
+        assert_eq!(coverage.mended_now.len(), before.len() + maps::ALL.len(), "{coverage:?}");
         assert_eq!(lab.pinned_links(), before);
+        path.gates().assign("a").unwrap();
+        drop(path);
+        let (_, adopted) = lab.start().unwrap();
+        assert_eq!(adopted.len(), 1, "the maps are the same ones");
     });
 }

@@ -363,6 +363,11 @@ impl DataPath {
             let Interface { index, name, kind, .. } = interface;
             interfaces.push(InterfaceCoverage { name, index, kind, ingress, egress, xdp });
         }
+        match self.maps.pins.mend() {
+            Ok(paths) => mended_now
+                .extend(paths.into_iter().map(|path| format!("the pin {} was deleted and is back", path.display()))),
+            Err(error) => degraded.push(chain(&error)),
+        }
         let (cgroup, mended) = self.cover_cgroup();
         mended_now.extend(mended);
         for (hook, state) in [("ingress", &cgroup.ingress), ("egress", &cgroup.egress), ("sockets", &cgroup.sockets)] {

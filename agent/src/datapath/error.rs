@@ -51,6 +51,11 @@ pub enum DataPathError {
     )]
     MissingMaps { folder: PathBuf, missing: String },
     #[error(
+        "{} holds the links of another version, whose gates nobody renews any more. Start that version, or remove its \
+         state with `portcullis uninstall --opens-gates` and start again", path.display()
+    )]
+    OtherVersion { path: PathBuf },
+    #[error(
         "{} belongs to the loopback interface of another network namespace; start the agent in the namespace in which it \
          ran before, or set `bpffs` to another folder", path.display()
     )]

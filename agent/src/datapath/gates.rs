@@ -365,6 +365,7 @@ impl Gate {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use std::{sync::atomic::AtomicBool, time::Duration};
 

@@ -99,6 +99,7 @@ fn find_cgroup_root(mountinfo: &str) -> Option<PathBuf> {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
 

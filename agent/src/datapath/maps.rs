@@ -1,6 +1,9 @@
 //! The pinned maps: what they have to look like, and the check of what is there before it is adopted.
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
 
 use aya::{
     Ebpf,
@@ -101,8 +104,40 @@ pub(super) fn pin_path(folder: &Path, name: &str) -> PathBuf {
     folder.join(name)
 }
 
+/// Every map's pin with the map behind it, so that a pin that somebody deletes can be put back.
+#[derive(Debug)]
+pub(super) struct MapPins(Vec<(PathBuf, OwnedFd)>);
+
+impl MapPins {
+    /// Opens the pins of [`maps::ALL`], which are all there once the object is loaded.
+    fn open(folder: &Path) -> Result<Self, DataPathError> {
+        let open = |name| {
+            let path = pin_path(folder, name);
+            match sys::open_pin(&path) {
+                Ok((fd, _)) => Ok((path, fd)),
+                Err(source) => Err(DataPathError::Pin { operation: "open", path, source }),
+            }
+        };
+        Ok(Self(maps::ALL.into_iter().map(open).collect::<Result<_, _>>()?))
+    }
+
+    /// Puts back what is gone, and returns the paths: without its pins the next agent could not adopt what is running.
+    pub(super) fn mend(&self) -> Result<Vec<&Path>, DataPathError> {
+        let gone = self.0.iter().filter(|(path, _)| !path.exists());
+        let mend = |(path, map): &'_ (PathBuf, OwnedFd)| {
+            sys::pin(map.as_fd(), path).map_err(|source| DataPathError::Pin {
+                operation: "pin",
+                path: path.clone(),
+                source,
+            })
+        };
+        gone.map(|entry| mend(entry).map(|()| entry.0.as_path())).collect()
+    }
+}
+
 /// The maps, open. `GATES` and `NAMES` belong to [`super::gates::Gates`].
 pub(super) struct Maps {
+    pub(super) pins: MapPins,
     pub(super) settings: Array<MapData, Settings>,
     pub(super) addresses: HashMap<MapData, Address, RuleSet>,
     pub(super) prefixes: LpmTrie<MapData, Address, RuleSet>,
@@ -128,6 +163,7 @@ impl Maps {
         };
         let names = take(object, maps::NAMES)?;
         let mut maps = Self {
+            pins: MapPins::open(folder)?,
             settings: take(object, maps::SETTINGS)?,
             addresses: take(object, maps::ADDRESSES)?,
             prefixes: take(object, maps::PREFIXES)?,

@@ -131,6 +131,7 @@ impl DataPath {
             host::ensure_bpffs(folder)?;
         }
         crash::point("start-after-bpffs");
+        check_versions(&agent.bpffs, &pins)?;
 
         let missing = maps::check_pins(&map_pins)?;
         if !missing.is_empty() && links::any_pinned(&link_pins)? {
@@ -253,26 +254,56 @@ impl DataPath {
         }
         Ok(changes)
     }
-
-    /// Detaches and unpins everything of this host's agent: **this opens every gate**. For uninstalling only.
-    pub fn uninstall_and_open_gates(mut self) -> Result<(), DataPathError> {
-        for interface in self.interfaces.known().to_vec() {
-            self.uncover(interface.index)?;
-        }
-        for attachment in self.links.attachments() {
-            self.links.remove(attachment)?;
-        }
-        remove_tree(&self.pins)
-    }
 }
 
-/// bpffs holds folders and pins only.
-fn remove_tree(folder: &Path) -> Result<(), DataPathError> {
-    std::fs::remove_dir_all(folder).map_err(|source| DataPathError::Pin {
-        operation: "remove",
-        path: folder.to_owned(),
-        source,
-    })
+/// Detaches and unpins everything that any version of the agent left on this host: **this opens every gate**. For
+/// uninstalling only. It needs no agent, and refuses while one runs.
+pub fn uninstall_and_open_gates(agent: &Agent) -> Result<(), DataPathError> {
+    let _lock = HostLock::take(&agent.lock)?;
+    let failed = |operation| move |source| DataPathError::Netlink { operation, source };
+    let mut netlink = Netlink::open().map_err(failed("open a route netlink socket"))?;
+    for interface in interfaces::list(&mut netlink).map_err(failed("list the interfaces"))? {
+        for direction in [Direction::In, Direction::Out] {
+            clsact::remove(&mut netlink, interface.index, direction)
+                .map_err(failed("remove a clsact filter of ours"))?;
+        }
+    }
+    for folder in versions(&agent.bpffs)? {
+        std::fs::remove_dir_all(&folder).map_err(|source| DataPathError::Pin {
+            operation: "remove",
+            path: folder,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// The folders of pins, one per version of the layout.
+fn versions(bpffs: &Path) -> Result<Vec<PathBuf>, DataPathError> {
+    let failed = |source| DataPathError::Pin { operation: "read the folder", path: bpffs.to_owned(), source };
+    let is_version = |name: &str| name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok());
+    let entries = match std::fs::read_dir(bpffs) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut folders = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if is_version(&entry.file_name().to_string_lossy()) {
+            folders.push(entry.path());
+        }
+    }
+    Ok(folders)
+}
+
+/// Programs of another layout judge by gates of their own, which fall for good once nobody renews them.
+fn check_versions(bpffs: &Path, ours: &Path) -> Result<(), DataPathError> {
+    for path in versions(bpffs)?.into_iter().filter(|path| path != ours) {
+        if path.join("links").exists() && links::any_pinned(&path.join("links"))? {
+            return Err(DataPathError::OtherVersion { path });
+        }
+    }
+    Ok(())
 }
 
 /// The loopback interface, the first of every network namespace.

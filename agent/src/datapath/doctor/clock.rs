@@ -73,6 +73,7 @@ pub(super) fn drift_bound(agent: &Agent) -> Check {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
 
