@@ -44,22 +44,7 @@ pub(crate) fn lab(test: impl FnOnce(&mut Lab) + Send + 'static) {
         let root = if unified.exists() { unified } else { Path::new("/sys/fs/cgroup") };
         let cgroup = root.join(format!("portcullis-datapath-{}-{number}", std::process::id()));
         fs::create_dir(&cgroup).unwrap();
-        let agent = Agent {
-            identity: "lab".to_owned(),
-            socket: folder.path().join("agent.sock"),
-            socket_group: "portcullis".to_owned(),
-            state_dir: folder.path().join("state"),
-            bpffs: folder.path().join("bpf"),
-            lock: folder.path().join("agent.lock"),
-            cgroup_root: Some(cgroup.clone()),
-            xdp: Xdp::Auto,
-            tc: Tc::Auto,
-            attach: Attach::Armed,
-            exclude_interfaces: Vec::new(),
-            drift_ppm: 100_000,
-            exempt_ssh: true,
-            exempt: Vec::new(),
-        };
+        let agent = agent(folder.path(), &cgroup);
         run("ip link set lo up");
         test(&mut Lab { folder, agent, cgroup });
     };
@@ -68,7 +53,31 @@ pub(crate) fn lab(test: impl FnOnce(&mut Lab) + Send + 'static) {
     }
 }
 
+/// What an agent of a lab is configured with.
+pub(crate) fn agent(folder: &Path, cgroup: &Path) -> Agent {
+    Agent {
+        identity: "lab".to_owned(),
+        socket: folder.join("agent.sock"),
+        socket_group: "portcullis".to_owned(),
+        state_dir: folder.join("state"),
+        bpffs: folder.join("bpf"),
+        lock: folder.join("agent.lock"),
+        cgroup_root: Some(cgroup.to_owned()),
+        xdp: Xdp::Auto,
+        tc: Tc::Auto,
+        attach: Attach::Armed,
+        exclude_interfaces: Vec::new(),
+        drift_ppm: 100_000,
+        exempt_ssh: true,
+        exempt: Vec::new(),
+    }
+}
+
 impl Lab {
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     pub(crate) fn start(&self) -> Result<(DataPath, Vec<Adopted>), DataPathError> {
         DataPath::start(&Options { agent: &self.agent, object: OBJECT })
     }
