@@ -12,7 +12,10 @@ use portcullis::{
     datapath::{DataPathError, coverage::HookState, gates::boot_now, uninstall_and_open_gates},
 };
 use portcullis_common::layout::{LAYOUT_VERSION, Settings};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::{
+    mount::UnmountFlags,
+    thread::{UnshareFlags, unshare_unsafe},
+};
 
 #[test]
 fn a_first_start_covers_the_host_and_opens_nothing() {
@@ -237,5 +240,27 @@ fn an_agent_in_another_network_namespace_detaches_nothing() {
         let refused = lab.start().unwrap_err();
         assert!(matches!(&refused, DataPathError::OtherNamespace { .. }), "{refused}");
         assert_eq!(lab.pinned_links(), links);
+    });
+}
+
+#[test]
+fn a_bpffs_is_mounted_where_there_is_none() {
+    lab(|lab| {
+        // In this thread's mount namespace alone.
+        let kernels_own = "/sys/fs/bpf";
+        while rustix::mount::unmount(kernels_own, UnmountFlags::DETACH).is_ok() {}
+        assert!(fs::create_dir(format!("{kernels_own}/sysfs-has-no-room")).is_err());
+        lab.agent.bpffs = format!("{kernels_own}/portcullis").into();
+        let (mut path, _) = lab.start().unwrap();
+        assert!(path.verify().unwrap().is_whole());
+        assert!(lab.pinned_links().len() >= 5);
+        drop(path);
+        uninstall_and_open_gates(&lab.agent).unwrap();
+        rustix::mount::unmount(kernels_own, UnmountFlags::DETACH).unwrap();
+
+        lab.agent.bpffs = "/proc/portcullis".into();
+        let refused = lab.start().unwrap_err();
+        assert!(matches!(&refused, DataPathError::Bpffs { .. }), "{refused}");
+        assert!(refused.to_string().contains("mount -t bpf"), "{refused}");
     });
 }

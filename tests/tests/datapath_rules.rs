@@ -14,7 +14,7 @@ use portcullis::{
     datapath::{
         DataPath,
         gates::{AssignError, Slot, boot_now},
-        self_test::{End, Judgement, Probe, SelfTestError},
+        self_test::{Judgement, Probe, SelfTestError},
     },
 };
 use portcullis_common::layout::{Hook, MAX_GATES};
@@ -34,25 +34,13 @@ fn service(name: &str, addresses: &[&str]) -> Service {
         lease: Lease::Local { ttl_cap: Duration::from_secs(30) },
         margin: Duration::from_secs(1),
         addresses: addresses.iter().map(|text| prefix(text)).collect(),
-        behind: vec![],
+        behind: vec![prefix("172.17.0.2/32")],
         remotes: vec![prefix("10.9.0.0/16")],
         ports: vec![ports(Protocol::Tcp, 5432), ports(Protocol::Udp, 5432)],
         remote_ports: vec![ports(Protocol::Tcp, 3260)],
         scope: Scope::Service,
         when_store_lost: StoreLost::Fence,
     }
-}
-
-fn probes() -> Vec<Probe> {
-    let local =
-        |address: &str, protocol| Probe { end: End::Local, address: address.parse().unwrap(), protocol, port: 5432 };
-    vec![
-        local("10.0.0.100", Protocol::Tcp),
-        local("10.0.0.100", Protocol::Udp),
-        local("fd00::100", Protocol::Tcp),
-        local("fd00::100", Protocol::Udp),
-        Probe { end: End::Remote, address: "10.9.8.7".parse().unwrap(), protocol: Protocol::Tcp, port: 3260 },
-    ]
 }
 
 fn open(path: &mut DataPath, slot: Slot) {
@@ -69,20 +57,23 @@ fn the_self_test_tells_open_from_closed() {
         let service = service("pg-main", &["10.0.0.100/32", "fd00::100/128"]);
         let table = RuleTable::compile(&[(slot.index(), &service)], &lab.agent).unwrap();
         assert!(path.apply_rules(&table).unwrap() > 0);
+        let probes = Probe::of(&service);
+        // Two addresses and twice the container, each with two ports, and the storage target with one.
+        assert_eq!(probes.len(), 4 + 4 + 1);
 
-        for probe in probes() {
-            path.self_test(&probe, Judgement::Drop).unwrap();
-            let refused = path.self_test(&probe, Judgement::Pass).unwrap_err();
+        for probe in &probes {
+            path.self_test(probe, Judgement::Drop).unwrap();
+            let refused = path.self_test(probe, Judgement::Pass).unwrap_err();
             assert!(matches!(refused, SelfTestError::Judged { found: Judgement::Drop, .. }), "{refused}");
         }
         open(&mut path, slot);
-        for probe in probes() {
-            path.self_test(&probe, Judgement::Pass).unwrap();
+        for probe in &probes {
+            path.self_test(probe, Judgement::Pass).unwrap();
         }
-        let elsewhere = Probe { port: 22, ..probes()[0] };
+        let elsewhere = Probe { port: 22, ..probes[0] };
         path.gates().gate(slot).close();
         path.self_test(&elsewhere, Judgement::Pass).unwrap();
-        path.self_test(&probes()[0], Judgement::Drop).unwrap();
+        path.self_test(&probes[0], Judgement::Drop).unwrap();
 
         for (hook, counters) in path.counters(slot).unwrap() {
             let seen = matches!(hook, Hook::Xdp | Hook::TcIn | Hook::TcOut);

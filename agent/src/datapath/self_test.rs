@@ -7,7 +7,7 @@ use portcullis_common::layout::programs;
 use thiserror::Error;
 
 use super::{DataPath, coverage::XdpState, error::DataPathError};
-use crate::config::model::Protocol;
+use crate::config::model::{Ports, Protocol, Service};
 
 /// One end of a service's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,34 @@ pub struct Probe {
     pub address: IpAddr,
     pub protocol: Protocol,
     pub port: u16,
+}
+
+impl Probe {
+    /// What stands for a service's traffic: of each kind of selector the first few addresses, with their first ports.
+    /// None for a service that is the whole node.
+    pub fn of(service: &Service) -> Vec<Self> {
+        const FEW: usize = 8;
+        /// The discard port, where the selectors name none.
+        const ANY: [Ports; 1] = [Ports { protocol: Protocol::Tcp, first: 9, last: 9 }];
+        let or_any = |ports: &[Ports]| if ports.is_empty() { ANY.to_vec() } else { ports.to_vec() };
+        let (ports, remote_ports) = (or_any(&service.ports), or_any(&service.remote_ports));
+        let local = [(End::Local, &service.addresses, &ports), (End::Local, &service.behind, &ports)];
+        let remote = [(End::Remote, &service.behind, &ports), (End::Remote, &service.remotes, &remote_ports)];
+        local
+            .into_iter()
+            .chain(remote)
+            .flat_map(|(end, prefixes, ports)| {
+                prefixes.iter().take(FEW).flat_map(move |prefix| {
+                    ports.iter().take(FEW).map(move |ports| Self {
+                        end,
+                        address: prefix.address,
+                        protocol: ports.protocol,
+                        port: ports.first,
+                    })
+                })
+            })
+            .collect()
+    }
 }
 
 /// Whose end [`Probe::address`] is.
