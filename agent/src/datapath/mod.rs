@@ -8,6 +8,7 @@
 //! Programs, links and maps are pinned, so that all of it outlives the agent. A starting agent adopts what it finds after
 //! checking it, swaps the programs, and opens nothing.
 
+mod cgroup;
 mod clsact;
 mod counters;
 mod cover;
@@ -34,7 +35,7 @@ use std::{
 use portcullis_common::layout::LAYOUT_VERSION;
 
 use self::{
-    cover::CgroupRoot,
+    cgroup::CgroupRoot,
     coverage::{Coverage, XdpState},
     gates::{GateView, Gates, Slot},
     host::HostLock,
