@@ -270,6 +270,9 @@ pub fn uninstall_and_open_gates(agent: &Agent) -> Result<(), DataPathError> {
         }
     }
     for folder in versions(&agent.bpffs)? {
+        if folder.join("links").exists() {
+            links::detach_all(&folder.join("links"))?;
+        }
         std::fs::remove_dir_all(&folder).map_err(|source| DataPathError::Pin {
             operation: "remove",
             path: folder,
