@@ -9,7 +9,9 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use portcullis_common::{
-    layout::{Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings},
+    layout::{
+        Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings, gate_flags,
+    },
     packet::{Class, Packet, Parsed, parse_frame, parse_network},
     verdict::{End, Findings, GateState, Kernel, Outcome, Place, Socket, Verdict, consult, first_closed, judge, need},
 };
@@ -298,6 +300,14 @@ impl Kernel for At {
     #[inline(always)]
     fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
         consult_rules(address, pack(end), findings);
+    }
+
+    #[inline(always)]
+    fn is_idle(&self, gate: u32) -> bool {
+        match GATES.get_ptr(gate) {
+            Some(gate) => read(gate, offset_of!(Gate, flags)) & gate_flags::IDLE != 0,
+            None => false,
+        }
     }
 
     #[inline(always)]

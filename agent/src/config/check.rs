@@ -101,7 +101,7 @@ fn selectors(f: &mut fmt::Formatter<'_>, service: &Service) -> fmt::Result {
             Neighbours::Cut => "cut with them",
             Neighbours::Keep => "left alone",
         };
-        writeln!(f, "  gate      ARP and ND of these: {neighbours}")?;
+        writeln!(f, "  gate      ARP and ND of addresses and behind: {neighbours}")?;
     }
     Ok(())
 }

@@ -94,8 +94,17 @@ pub struct Gate {
     pub min_token: u64,
     /// While closed, resets without payload leave and acknowledgements without payload enter until this instant.
     pub rst_until_ns: u64,
+    /// [`gate_flags`]. Written apart from opening and closing, which leave it alone.
     pub flags: u64,
     pub pad: [u64; 2],
+}
+
+pub mod gate_flags {
+    /// No rule names this gate: it counts for nothing. The slot of a service that left the configuration stays assigned
+    /// to its name, and closed; without this flag it would have every packet dropped whose addresses cannot be read.
+    ///
+    /// Set after the last rule that names the gate has left the maps, cleared before the first one enters.
+    pub const IDLE: u64 = 1;
 }
 
 /// The service's name that a gate's slot belongs to, UTF-8, zero-padded; all zero: free.
@@ -310,6 +319,7 @@ const _: () = {
     assert!(offset_of!(Gate, generation) == 8);
     assert!(offset_of!(Gate, token) == 16);
     assert!(offset_of!(Gate, rst_until_ns) == 32);
+    assert!(offset_of!(Gate, flags) == 40);
     assert!(size_of::<GateName>() == 64);
     assert!(size_of::<Rule>() == 12);
     assert!(size_of::<RuleSet>() == 8 + 12 * RULES_PER_ADDRESS);

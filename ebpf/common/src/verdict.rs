@@ -34,6 +34,8 @@ pub trait Kernel {
     fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings);
     /// [`consult`], likewise.
     fn consult(&self, address: &Address, end: End, findings: &mut Findings);
+    /// No rule names the gate, see [`gate_flags::IDLE`](crate::layout::gate_flags::IDLE); false where there is no such gate.
+    fn is_idle(&self, gate: u32) -> bool;
     /// `rst_until_ns` of a gate; 0 where there is no such gate.
     fn rst_until(&self, gate: u32) -> u64;
     fn is_exempt(&self, key: &ExemptKey) -> bool;
@@ -147,7 +149,7 @@ fn judge_unreadable<K: Kernel>(kernel: &K) -> Verdict {
     Verdict::Drop
 }
 
-/// The first closed gate of the host, or [`NONE`].
+/// The first closed gate of the host that rules name, or [`NONE`].
 #[inline(always)]
 pub fn first_closed<K: Kernel>(kernel: &K, gates: u32) -> u32 {
     let now = kernel.now();
@@ -157,6 +159,7 @@ pub fn first_closed<K: Kernel>(kernel: &K, gates: u32) -> u32 {
         }
         match kernel.gate(gate) {
             Some(state) if now < state.deadline_ns => {}
+            Some(_) | None if kernel.is_idle(gate) => {}
             Some(_) | None => return gate,
         }
     }
