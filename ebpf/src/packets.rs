@@ -9,9 +9,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use portcullis_common::{
-    layout::{
-        Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings, gate_flags,
-    },
+    layout::{Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings},
     packet::{Class, Packet, Parsed, parse_frame, parse_network},
     verdict::{End, Findings, GateState, Kernel, Outcome, Place, Socket, Verdict, consult, first_closed, judge, need},
 };
@@ -283,8 +281,9 @@ impl Kernel for At {
         let before = read(gate, offset_of!(Gate, generation));
         let deadline_ns = read(gate, offset_of!(Gate, deadline_ns));
         let generation = read(gate, offset_of!(Gate, generation));
+        let flags = read(gate, offset_of!(Gate, flags));
         // Another opening was written between the reads: trust nothing, this packet meets a closed gate.
-        Some(GateState { deadline_ns: if before == generation { deadline_ns } else { 0 }, generation })
+        Some(GateState { deadline_ns: if before == generation { deadline_ns } else { 0 }, generation, flags })
     }
 
     #[inline(always)]
@@ -300,14 +299,6 @@ impl Kernel for At {
     #[inline(always)]
     fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
         consult_rules(address, pack(end), findings);
-    }
-
-    #[inline(always)]
-    fn is_idle(&self, gate: u32) -> bool {
-        match GATES.get_ptr(gate) {
-            Some(gate) => read(gate, offset_of!(Gate, flags)) & gate_flags::IDLE != 0,
-            None => false,
-        }
     }
 
     #[inline(always)]
