@@ -102,6 +102,10 @@ fn exact_ports_are_found_in_their_table() {
     assert_eq!(world.frame(&to_own(UDP, 5432), IN), Verdict::Foreign);
     assert_eq!(world.frame(&to_own(TCP, 5432), OUT), Verdict::Foreign);
     assert_eq!(world.frame(&to_own(UDP, 53), IN), Verdict::Pass);
+    // Another port of the address counts in the other direction.
+    world.exact("10.0.0.100", port(0, roles::REMOTE, TCP, 3260));
+    assert_eq!(world.frame(&to_own(TCP, 3260), IN), Verdict::Foreign);
+    assert_eq!(world.frame(&to_own(TCP, 3260), OUT), Verdict::Drop);
 }
 
 fn rule() -> impl Strategy<Value = Rule> {

@@ -31,6 +31,13 @@ fn one_closed_gate_is_enough() {
 }
 
 #[test]
+fn a_gate_that_does_not_exist_is_closed() {
+    let mut world = World::new(1);
+    world.gates.clear();
+    assert_eq!(world.frame(&[], IN), Verdict::Drop);
+}
+
+#[test]
 fn an_idle_gate_counts_for_nothing() {
     let mut world = World::new(3);
     world.close(1).idle(1);
