@@ -13,11 +13,11 @@ use std::cell::Cell;
 
 use libfuzzer_sys::fuzz_target;
 use portcullis_common::layout::{
-    Address, Event, ExemptKey, FENCE_NUMBERS, Hook, PortKey, PortRule, RULES_PER_ADDRESS, Rule, RuleSet, Settings,
-    roles, settings_flags,
+    Address, Event, ExemptKey, FENCE_NUMBERS, PortKey, PortRule, RULES_PER_ADDRESS, Rule, RuleSet, Settings, roles,
+    settings_flags,
 };
 use portcullis_common::packet::{Bytes, Class, Packet, Parsed, parse_frame, parse_network};
-use portcullis_common::verdict::{GateState, Kernel, Outcome, Place, Socket, Verdict, judge};
+use portcullis_common::verdict::{self, End, Findings, GateState, Kernel, Outcome, Place, Socket, Verdict, judge};
 
 const NOW: u64 = 1 << 40;
 const OPEN: u64 = NOW + 1;
@@ -37,9 +37,9 @@ struct Choice {
 }
 
 impl Choice {
-    const BYTES: usize = 8;
+    const BYTES: usize = 6;
 
-    fn read([rule_roles, protocol, first, span, end, hook, flags, _]: [u8; Self::BYTES]) -> Self {
+    fn read([rule_roles, protocol, first, span, end, flags]: [u8; Self::BYTES]) -> Self {
         let flag = |bit: u8| flags & (1 << bit) != 0;
         Self {
             rule: Rule {
@@ -53,12 +53,8 @@ impl Choice {
             end: end % 3,
             prefix: flag(0),
             exact: flag(1),
-            place: Place {
-                hook: Hook::ALL[usize::from(hook) % Hook::ALL.len()],
-                loopback: flag(2),
-                forwarded: flag(3),
-            },
-            network: flag(4),
+            place: Place { egress: flag(2), loopback: flag(3), forwarded: flag(4) },
+            network: flag(5),
         }
     }
 }
@@ -158,6 +154,18 @@ impl Kernel for World {
         (gate == 0).then_some(GateState { deadline_ns: self.deadline_ns, generation: GENERATION })
     }
 
+    fn first_closed(&self, gates: u32) -> u32 {
+        verdict::first_closed(self, gates)
+    }
+
+    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings) {
+        verdict::need(self, gate, rule_roles, findings);
+    }
+
+    fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
+        verdict::consult(self, address, end, findings);
+    }
+
     fn rst_until(&self, _: u32) -> u64 {
         self.rst_until_ns
     }
@@ -196,10 +204,10 @@ impl Kernel for World {
 fn naive_ipv4(frame: &[u8]) -> Option<(Address, Address, Option<bool>)> {
     let network = frame.get(14..).filter(|_| frame[12..14] == [0x08, 0x00])?;
     let address = |offset: usize| network.load::<4>(offset).map(Address::v4);
-    let plain = network.byte(0)? & 0xf == 5 && network.short(6)? & 0x3fff == 0 && network.byte(9)? == 6;
-    let bare = match (network.short(2), network.byte(32), network.byte(33)) {
+    let plain = network.first()? & 0xf == 5 && network.short(6)? & 0x3fff == 0 && *network.get(9)? == 6;
+    let bare = match (network.short(2), network.get(32), network.get(33)) {
         (Some(length), Some(offset), Some(_)) if plain => {
-            Some(usize::from(length) == 20 + usize::from(offset >> 4) * 4)
+            Some(usize::from(length) == 20 + usize::from(*offset >> 4) * 4)
         }
         _ => None,
     };

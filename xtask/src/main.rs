@@ -95,9 +95,11 @@ fn cargo() -> Command {
 
 /// Runs a program whose failure ends the task.
 fn succeed(command: &mut Command) -> anyhow::Result<()> {
-    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let shown = format!("{} {arguments}", command.get_program().display());
+    let status = command.status().with_context(|| format!("cannot run {shown}"))?;
     if !status.success() {
-        bail!("{command:?} ended with {status}: see its messages above");
+        bail!("`{shown}` ended with {status}: see its messages above");
     }
     Ok(())
 }
