@@ -170,8 +170,9 @@ pub struct Rule {
 pub struct RuleSet {
     /// How many of `rules` are in use.
     pub count: u32,
-    /// The roles for which [`maps::PORTS`] holds more rules of this address; 0: none. Hosts only, never prefixes. A
-    /// fragment names no port: to such an address it is dropped while any gate of the host is closed.
+    /// The [`roles::ENDS`] for which [`maps::PORTS`] holds more rules of this address; 0: none. Hosts only, never
+    /// prefixes. A fragment names no port: to such an address it is dropped while any gate of the host is closed, unless
+    /// no rule names that gate.
     pub more: u32,
     pub rules: [Rule; RULES_PER_ADDRESS],
 }
@@ -229,7 +230,7 @@ pub struct ExemptKey {
 pub struct Settings {
     /// [`LAYOUT_VERSION`] of who made the maps.
     pub layout_version: u32,
-    /// The union of all rules' roles: an end that no rule names costs no look-up.
+    /// The union of all rules' [`roles::ENDS`]: an end that no rule names costs no look-up.
     pub roles: u32,
     /// [`settings_flags`].
     pub flags: u32,

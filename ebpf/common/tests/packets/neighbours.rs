@@ -50,6 +50,7 @@ fn of_the_next_owner() -> Vec<(&'static str, Vec<u8>, Place)> {
         ("announcement", neighbour(ADVERTISEMENT, (OWN6, ALL_NODES), OWN6), IN),
         ("answer to this host", neighbour(ADVERTISEMENT, ("fe80::2", "fd00::11"), OWN6), IN),
         ("question of this host", neighbour(SOLICITATION, ("fd00::11", GROUP), OWN6), OUT),
+        ("duplicate address detection", neighbour(SOLICITATION, ("::", GROUP), OWN6), IN),
     ]
 }
 
