@@ -54,7 +54,7 @@ pub enum RuleError {
     PortTaken { address: Prefix, ports: String, services: Vec<String> },
     #[error(
         "{} share {address}, and ARP and ND cannot be cut for one service of an address alone: set `neighbours = \
-         \"keep\"` on both",
+         \"keep\"` on each",
         join(services)
     )]
     NeighboursShared { address: Prefix, services: Vec<String> },

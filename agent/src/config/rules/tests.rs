@@ -387,6 +387,27 @@ fn neighbours_cannot_be_cut_for_one_of_two_services() {
     assert!(compile(&[keep, Service { neighbours: Neighbours::Keep, ..cut }]).is_ok());
 }
 
+/// Eight places: the rule for neighbours, five ranges, and one of the two services of each shared port.
+#[test]
+fn the_rule_for_neighbours_takes_one_place() {
+    let to =
+        |name: &str, ports: &[&str]| Service { remotes: all(&["10.0.0.1"]), remote_ports: all(ports), ..service(name) };
+    let mut services = [
+        to("ranges", &["tcp/1", "udp/1-2", "udp/4-5", "udp/7-8", "udp/10-11", "udp/13-14"]),
+        to("one", &["tcp/1"]),
+        to("two", &["tcp/2"]),
+        to("three", &["tcp/2"]),
+        Service { neighbours: Neighbours::Cut, ..at("cut", &["10.0.0.1"], &["tcp/1"]) },
+    ];
+    for _ in 0..services.len() {
+        let table = compile(&services).unwrap();
+        let set = table.addresses.values().next().unwrap();
+        assert_ne!(set.rules[0].roles & roles::NEIGHBOURS, 0);
+        assert_eq!((set.count, table.ports.len()), (8, 2));
+        services.rotate_left(1);
+    }
+}
+
 /// The roles of one entry per service: the service's own selectors, the whole node's, and what both say of an address.
 #[test]
 fn what_is_exempt_from_a_whole_node_is_not_from_an_address() {
@@ -403,7 +424,7 @@ fn what_is_exempt_from_a_whole_node_is_not_from_an_address() {
 fn too_many_ranges_and_too_many_rules_of_a_prefix_are_refused() {
     let ranges: Vec<String> = (1..=9).map(|n| format!("tcp/{}-{}", n * 10, n * 10 + 5)).collect();
     let ranges: Vec<&str> = ranges.iter().map(String::as_str).collect();
-    let error = compile(&[at("a", &["fd00::1"], &ranges)]).unwrap_err();
+    let error = compile(&[at("a", &["fd00::1"], &[&ranges[..], &["udp/1"]].concat())]).unwrap_err();
     assert_eq!(
         error,
         RuleError::TooManyRules { address: "fd00::1".parse().unwrap(), needed: 9, services: vec!["a".to_owned()] }
