@@ -87,7 +87,7 @@ impl World {
         let mut exact = None;
         if choice.exact && !choice.prefix {
             beside.more = u32::from(rule.roles);
-            let key = PortKey { address, port, protocol: rule.protocol, pad: 0 };
+            let key = PortKey::new(address, rule.protocol, port);
             exact = Some((key, PortRule { gate: 0, roles: rule.roles, pad: [0; 3] }));
         } else {
             beside.count = 1;

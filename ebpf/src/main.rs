@@ -4,7 +4,11 @@
 //! computes a verdict and loses it.
 #![no_std]
 #![no_main]
+// Unaligned loads, see `bytes`.
+#![feature(asm_experimental_arch)]
 
+#[cfg(feature = "bench")]
+mod bench;
 mod bytes;
 mod maps;
 mod packets;

@@ -11,7 +11,9 @@ use aya_ebpf::{
 use portcullis_common::{
     layout::{Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings},
     packet::{Class, Packet, Parsed, parse_frame, parse_network},
-    verdict::{End, Findings, GateState, Kernel, Outcome, Place, Socket, Verdict, consult, first_closed, judge, need},
+    verdict::{
+        End, Findings, GateState, Kernel, Outcome, Place, Rules, Socket, Verdict, consult, decide, first_closed, judge,
+    },
 };
 
 use crate::{
@@ -33,7 +35,7 @@ pub(crate) fn judge_xdp(context: &XdpContext) -> Verdict {
         // Without the helper for the rest it is left to tc, which has one.
         return Verdict::Foreign;
     }
-    finish_xdp(context, parsed, &packet)
+    judge(&Xdp::new(context), parsed, &packet, place_of_xdp(context.ctx))
 }
 
 #[inline(always)]
@@ -43,13 +45,7 @@ pub(crate) fn judge_xdp_fragments(context: &XdpContext) -> Verdict {
     if is_undecided(parsed, &packet) {
         parsed = read_parsed(parse_fragments(context.ctx, &mut packet));
     }
-    finish_xdp(context, parsed, &packet)
-}
-
-#[inline(always)]
-fn finish_xdp(context: &XdpContext, parsed: Parsed, packet: &Packet) -> Verdict {
-    let length = (context.data_end() - context.data()) as u64;
-    verdict(decide_xdp(context.ctx, packet, parsed as u32, length))
+    judge(&Xdp::new(context), parsed, &packet, place_of_xdp(context.ctx))
 }
 
 /// A frame that starts with an Ethernet header.
@@ -60,7 +56,7 @@ pub(crate) fn judge_frame(skb: *mut __sk_buff, hook: Hook) -> Verdict {
     if is_undecided(parsed, &packet) {
         parsed = read_parsed(parse_whole(skb, &mut packet));
     }
-    finish_skb(skb, hook, parsed, &packet)
+    judge(&Skb { skb, hook: hook as u32 }, parsed, &packet, place_of_skb(skb, hook as u32))
 }
 
 /// A packet of an interface with another link layer, or none.
@@ -68,7 +64,7 @@ pub(crate) fn judge_frame(skb: *mut __sk_buff, hook: Hook) -> Verdict {
 pub(crate) fn judge_network(skb: *mut __sk_buff, hook: Hook) -> Verdict {
     let mut packet = Packet::UNKNOWN;
     let parsed = read_parsed(parse_inner(skb, &mut packet));
-    finish_skb(skb, hook, parsed, &packet)
+    judge(&Skb { skb, hook: hook as u32 }, parsed, &packet, place_of_skb(skb, hook as u32))
 }
 
 /// A packet as a cgroup sees it: from its network header.
@@ -79,7 +75,7 @@ pub(crate) fn judge_cgroup(skb: *mut __sk_buff, hook: Hook) -> Verdict {
     if is_undecided(parsed, &packet) {
         parsed = read_parsed(parse_inner(skb, &mut packet));
     }
-    finish_skb(skb, hook, parsed, &packet)
+    judge(&Skb { skb, hook: hook as u32 }, parsed, &packet, place_of_skb(skb, hook as u32))
 }
 
 #[inline(always)]
@@ -87,6 +83,21 @@ fn direct(skb: *mut __sk_buff) -> Direct {
     // SAFETY: the context is the program's own.
     let skb = unsafe { &*skb };
     Direct { start: skb.data as usize, end: skb.data_end as usize }
+}
+
+#[inline(always)]
+fn place_of_xdp(xdp: *mut xdp_md) -> Place {
+    // SAFETY: the context is the program's own.
+    let xdp = unsafe { &*xdp };
+    Place { egress: false, loopback: xdp.ingress_ifindex == LOOPBACK, forwarded: false }
+}
+
+#[inline(always)]
+fn place_of_skb(skb: *mut __sk_buff, hook: u32) -> Place {
+    // SAFETY: the context is the program's own.
+    let skb = unsafe { &*skb };
+    let egress = hook == Hook::TcOut as u32 || hook == Hook::CgroupOut as u32;
+    Place { egress, loopback: skb.ifindex == LOOPBACK, forwarded: egress && skb.ingress_ifindex != 0 }
 }
 
 /// The bytes at hand did not suffice, or the packet is of a kind that looks the same.
@@ -99,13 +110,8 @@ fn is_undecided(parsed: Parsed, packet: &Packet) -> bool {
     }
 }
 
-#[inline(always)]
-fn finish_skb(skb: *mut __sk_buff, hook: Hook, parsed: Parsed, packet: &Packet) -> Verdict {
-    verdict(decide_skb(skb, packet, parsed as u32, hook as u32))
-}
-
 // The verifier checks a global function once, for any arguments, instead of once for every way to its call; that is what
-// keeps loading fast and far below the limit. Its arguments are scalars and pointers that may be null, no more.
+// keeps loading fast and far below the limit. Its arguments are at most five scalars and pointers, which may be null.
 
 /// Parses what direct access left undecided; the answer is a [`Parsed`].
 #[unsafe(no_mangle)]
@@ -137,75 +143,82 @@ extern "C" fn parse_inner(skb: *mut __sk_buff, packet: *mut Packet) -> u32 {
     parse_network(&Network(skb), packet) as u32
 }
 
-/// `parsed` is a [`Parsed`], the answer a [`Verdict`].
+/// [`decide`]; the answer is a [`Verdict`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn decide_xdp(xdp: *mut xdp_md, packet: *const Packet, parsed: u32, length: u64) -> u32 {
-    // SAFETY: null, or a packet on the caller's stack.
+extern "C" fn decide_xdp(
+    xdp: *mut xdp_md,
+    packet: *const Packet,
+    destination: *const RuleSet,
+    source: *const RuleSet,
+    length: u64,
+) -> u32 {
+    // SAFETY: null, or on the caller's stack.
     let Some(packet) = (unsafe { packet.as_ref() }) else { return Verdict::Drop as u32 };
-    // SAFETY: the context is the program's own.
-    let loopback = unsafe { (*xdp).ingress_ifindex } == LOOPBACK;
-    let at = At { skb: core::ptr::null_mut(), hook: Hook::Xdp as u32, length };
-    judge(&at, read_parsed(parsed), packet, Place { egress: false, loopback, forwarded: false }) as u32
+    // SAFETY: null, or a map's value.
+    let destination = unsafe { destination.as_ref() };
+    // SAFETY: null, or a map's value.
+    let source = unsafe { source.as_ref() };
+    decide(&Xdp { xdp, length }, packet, place_of_xdp(xdp), Rules { destination, source }) as u32
 }
 
-/// `parsed` is a [`Parsed`], `hook` a [`Hook`], the answer a [`Verdict`].
+/// [`decide`]; `hook` is a [`Hook`], the answer a [`Verdict`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn decide_skb(skb: *mut __sk_buff, packet: *const Packet, parsed: u32, hook: u32) -> u32 {
-    // SAFETY: null, or a packet on the caller's stack.
+extern "C" fn decide_skb(
+    skb: *mut __sk_buff,
+    packet: *const Packet,
+    destination: *const RuleSet,
+    source: *const RuleSet,
+    hook: u32,
+) -> u32 {
+    // SAFETY: null, or on the caller's stack.
     let Some(packet) = (unsafe { packet.as_ref() }) else { return Verdict::Drop as u32 };
-    // SAFETY: the context is the program's own.
-    let fields = unsafe { &*skb };
-    let at = At { skb, hook, length: fields.len as u64 };
-    let egress = hook == Hook::TcOut as u32 || hook == Hook::CgroupOut as u32;
-    let place =
-        Place { egress, loopback: fields.ifindex == LOOPBACK, forwarded: egress && fields.ingress_ifindex != 0 };
-    judge(&at, read_parsed(parsed), packet, place) as u32
-}
-
-/// The first closed gate of the host, or none.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn first_closed_gate(gates: u32) -> u32 {
-    first_closed(&At { skb: core::ptr::null_mut(), hook: 0, length: 0 }, gates)
-}
-
-/// [`need`]. `rule_roles` are bits of [`roles`](portcullis_common::layout::roles); the answer is 0.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn need_gate(gate: u32, rule_roles: u32, findings: *mut Findings) -> u32 {
-    // SAFETY: null, or on the caller's stack, and nobody else's.
-    if let Some(findings) = unsafe { findings.as_mut() } {
-        need(&At { skb: core::ptr::null_mut(), hook: 0, length: 0 }, gate, rule_roles as u8, findings);
-    }
-    0
+    // SAFETY: null, or a map's value.
+    let destination = unsafe { destination.as_ref() };
+    // SAFETY: null, or a map's value.
+    let source = unsafe { source.as_ref() };
+    decide(&Skb { skb, hook }, packet, place_of_skb(skb, hook), Rules { destination, source }) as u32
 }
 
 /// [`consult`]. `end` is an [`End`], packed by [`pack`]; the answer is 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn consult_rules(address: *const Address, end: u64, findings: *mut Findings) -> u32 {
+extern "C" fn consult_rules(rules: *const RuleSet, address: *const Address, end: u64, findings: *mut Findings) -> u32 {
+    // SAFETY: null, or a map's value.
+    let Some(rules) = (unsafe { rules.as_ref() }) else { return 0 };
     // SAFETY: null, or on the caller's stack.
     let Some(address) = (unsafe { address.as_ref() }) else { return 0 };
     // SAFETY: null, or on the caller's stack, and nobody else's.
     if let Some(findings) = unsafe { findings.as_mut() } {
-        consult(&At { skb: core::ptr::null_mut(), hook: 0, length: 0 }, address, unpack(end), findings);
+        consult(&Maps, rules, address, unpack(end), findings);
     }
     0
+}
+
+/// [`first_closed`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn first_closed_gate() -> u32 {
+    first_closed(&Maps)
 }
 
 /// An [`End`] as one argument.
 #[inline(always)]
 fn pack(end: End) -> u64 {
-    let [p0, p1] = end.port.to_ne_bytes();
-    u64::from_ne_bytes([p0, p1, end.protocol, end.any, end.all, end.whole as u8, 0, 0])
+    let End { port, protocol, any, all, whole } = end;
+    port as u64 | (protocol as u64) << 16 | (any as u64) << 24 | (all as u64) << 32 | (whole as u64) << 40
 }
 
 #[inline(always)]
 fn unpack(end: u64) -> End {
-    let [p0, p1, protocol, any, all, whole, _, _] = end.to_ne_bytes();
-    End { port: u16::from_ne_bytes([p0, p1]), protocol, any, all, whole: whole != 0 }
+    End {
+        port: end as u16,
+        protocol: (end >> 16) as u8,
+        any: (end >> 24) as u8,
+        all: (end >> 32) as u8,
+        whole: end >> 40 != 0,
+    }
 }
 
 #[inline(always)]
@@ -218,7 +231,7 @@ fn read_parsed(parsed: u32) -> Parsed {
 }
 
 #[inline(always)]
-fn verdict(verdict: u32) -> Verdict {
+fn read_verdict(verdict: u32) -> Verdict {
     match verdict {
         v if v == Verdict::Foreign as u32 => Verdict::Foreign,
         v if v == Verdict::Pass as u32 => Verdict::Pass,
@@ -234,15 +247,30 @@ pub(crate) fn note(event: Event) {
     }
 }
 
-/// The kernel, at one packet.
-struct At {
-    /// Null in XDP, which sees no socket.
-    skb: *mut __sk_buff,
-    hook: u32,
+/// The maps and the clock.
+struct Maps;
+
+/// A packet in XDP, which sees no socket.
+struct Xdp {
+    xdp: *mut xdp_md,
     length: u64,
 }
 
-impl Kernel for At {
+impl Xdp {
+    #[inline(always)]
+    fn new(context: &XdpContext) -> Self {
+        Self { xdp: context.ctx, length: (context.data_end() - context.data()) as u64 }
+    }
+}
+
+/// A packet in tc or in a cgroup.
+struct Skb {
+    skb: *mut __sk_buff,
+    /// A [`Hook`].
+    hook: u32,
+}
+
+impl Kernel for Maps {
     #[inline(always)]
     fn settings(&self) -> Settings {
         match SETTINGS.get(0) {
@@ -287,21 +315,6 @@ impl Kernel for At {
     }
 
     #[inline(always)]
-    fn first_closed(&self, gates: u32) -> u32 {
-        first_closed_gate(gates)
-    }
-
-    #[inline(always)]
-    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings) {
-        need_gate(gate, rule_roles as u32, findings);
-    }
-
-    #[inline(always)]
-    fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
-        consult_rules(address, pack(end), findings);
-    }
-
-    #[inline(always)]
     fn rst_until(&self, gate: u32) -> u64 {
         match GATES.get_ptr(gate) {
             Some(gate) => read(gate, offset_of!(Gate, rst_until_ns)),
@@ -313,6 +326,123 @@ impl Kernel for At {
     fn is_exempt(&self, key: &ExemptKey) -> bool {
         EXEMPT.get_ptr(key).is_some()
     }
+
+    #[inline(always)]
+    fn socket(&self) -> Socket {
+        Socket::None
+    }
+
+    #[inline(always)]
+    fn stamp(&self, _: u64) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn count(&self, _: u32, _: Outcome, _: u64) {}
+
+    #[inline(always)]
+    fn note(&self, event: Event) {
+        note(event);
+    }
+
+    #[inline(always)]
+    fn consult(&self, rules: &RuleSet, address: &Address, end: End, findings: &mut Findings) {
+        consult_rules(rules, address, pack(end), findings);
+    }
+
+    #[inline(always)]
+    fn first_closed(&self) -> u32 {
+        first_closed_gate()
+    }
+}
+
+/// What every place at which a packet is judged takes from [`Maps`].
+macro_rules! from_maps {
+    () => {
+        #[inline(always)]
+        fn settings(&self) -> Settings {
+            Maps.settings()
+        }
+
+        #[inline(always)]
+        fn now(&self) -> u64 {
+            Maps.now()
+        }
+
+        #[inline(always)]
+        fn rules(&self, address: &Address) -> Option<&RuleSet> {
+            const { &Maps }.rules(address)
+        }
+
+        #[inline(always)]
+        fn prefix_rules(&self, address: &Address) -> Option<&RuleSet> {
+            const { &Maps }.prefix_rules(address)
+        }
+
+        #[inline(always)]
+        fn port_rule(&self, key: &PortKey) -> Option<PortRule> {
+            Maps.port_rule(key)
+        }
+
+        #[inline(always)]
+        fn gate(&self, gate: u32) -> Option<GateState> {
+            Maps.gate(gate)
+        }
+
+        #[inline(always)]
+        fn rst_until(&self, gate: u32) -> u64 {
+            Maps.rst_until(gate)
+        }
+
+        #[inline(always)]
+        fn is_exempt(&self, key: &ExemptKey) -> bool {
+            Maps.is_exempt(key)
+        }
+
+        #[inline(always)]
+        fn note(&self, event: Event) {
+            note(event);
+        }
+
+        #[inline(always)]
+        fn consult(&self, rules: &RuleSet, address: &Address, end: End, findings: &mut Findings) {
+            Maps.consult(rules, address, end, findings);
+        }
+
+        #[inline(always)]
+        fn first_closed(&self) -> u32 {
+            Maps.first_closed()
+        }
+    };
+}
+
+impl Kernel for Xdp {
+    from_maps!();
+
+    #[inline(always)]
+    fn socket(&self) -> Socket {
+        Socket::None
+    }
+
+    #[inline(always)]
+    fn stamp(&self, _: u64) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn count(&self, gate: u32, outcome: Outcome, now: u64) {
+        count(gate, Hook::Xdp as u32, self.length, outcome, now);
+    }
+
+    #[inline(always)]
+    fn decide(&self, packet: &Packet, _: Place, rules: Rules<'_>) -> Verdict {
+        let (destination, source) = (pointer(rules.destination), pointer(rules.source));
+        read_verdict(decide_xdp(self.xdp, packet, destination, source, self.length))
+    }
+}
+
+impl Kernel for Skb {
+    from_maps!();
 
     #[inline(always)]
     fn socket(&self) -> Socket {
@@ -330,36 +460,48 @@ impl Kernel for At {
 
     #[inline(always)]
     fn count(&self, gate: u32, outcome: Outcome, now: u64) {
-        let Some(counters) = COUNTERS.get_ptr_mut(gate * HOOK_SLOTS + self.hook) else { return };
-        // SAFETY: a per-CPU map's value, of this CPU.
-        let counters: &mut Counters = unsafe { &mut *counters };
-        match outcome {
-            Outcome::Passed => {
-                counters.passed_packets += 1;
-                counters.passed_bytes += self.length;
-                counters.last_pass_ns = now;
-                counters.first_drop_ns = 0;
-            }
-            Outcome::Closed | Outcome::Stale => {
-                let timed =
-                    now != 0 || counters.first_drop_ns == 0 || counters.dropped_packets & (TIMED_DROPS - 1) == 0;
-                counters.dropped_packets += 1;
-                counters.dropped_bytes += self.length;
-                counters.stale_packets += (outcome == Outcome::Stale) as u64;
-                if timed {
-                    let now = if now != 0 { now } else { self.now() };
-                    if counters.first_drop_ns == 0 {
-                        counters.first_drop_ns = now;
-                    }
-                    counters.last_drop_ns = now;
-                }
-            }
-        }
+        // SAFETY: the context is the program's own.
+        let length = unsafe { (*self.skb).len } as u64;
+        count(gate, self.hook, length, outcome, now);
     }
 
     #[inline(always)]
-    fn note(&self, event: Event) {
-        note(event);
+    fn decide(&self, packet: &Packet, _: Place, rules: Rules<'_>) -> Verdict {
+        let (destination, source) = (pointer(rules.destination), pointer(rules.source));
+        read_verdict(decide_skb(self.skb, packet, destination, source, self.hook))
+    }
+}
+
+#[inline(always)]
+fn pointer(rules: Option<&RuleSet>) -> *const RuleSet {
+    rules.map_or(core::ptr::null(), core::ptr::from_ref)
+}
+
+#[inline(always)]
+fn count(gate: u32, hook: u32, length: u64, outcome: Outcome, now: u64) {
+    let Some(counters) = COUNTERS.get_ptr_mut(gate * HOOK_SLOTS + hook) else { return };
+    // SAFETY: a per-CPU map's value, of this CPU.
+    let counters: &mut Counters = unsafe { &mut *counters };
+    match outcome {
+        Outcome::Passed => {
+            counters.passed_packets += 1;
+            counters.passed_bytes += length;
+            counters.last_pass_ns = now;
+            counters.first_drop_ns = 0;
+        }
+        Outcome::Closed | Outcome::Stale => {
+            let timed = now != 0 || counters.first_drop_ns == 0 || counters.dropped_packets & (TIMED_DROPS - 1) == 0;
+            counters.dropped_packets += 1;
+            counters.dropped_bytes += length;
+            counters.stale_packets += (outcome == Outcome::Stale) as u64;
+            if timed {
+                let now = if now != 0 { now } else { Maps.now() };
+                if counters.first_drop_ns == 0 {
+                    counters.first_drop_ns = now;
+                }
+                counters.last_drop_ns = now;
+            }
+        }
     }
 }
 

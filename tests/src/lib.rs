@@ -1,3 +1,16 @@
-//! The test world.
+//! The test world: hosts made of network namespaces, agents inside them, counted traffic between them.
+//!
+//! * [`world`]: namespaces, links, cgroups, bpffs, processes and agents; everything is removed when its world is dropped.
+//! * [`traffic`]: generators that stamp packets and judges that count them on the other side.
+//! * [`residue`]: what a test run may leave behind on the machine, and its removal.
+//! * [`report`]: what a story or a benchmark answers.
+//! * [`clock`]: the boot clock, in which everything is told.
+//!
+//! The harness panics where an ordinary library would return an error: a test has no better answer to a link that
+//! cannot be made, and its story stays readable.
 
+pub mod clock;
 pub mod report;
+pub mod residue;
+pub mod traffic;
+pub mod world;

@@ -83,9 +83,9 @@ const V4: Network = Network { length: 96, bits: 0xffff_0000_0000 };
 
 impl Network {
     fn of(prefix: &Prefix) -> Self {
-        let Address(octets) = prefix.address.into();
+        let bits = Address::from(prefix.address).bits();
         let offset = if prefix.address.is_ipv4() { V4.length } else { 0 };
-        Self { length: offset + u32::from(prefix.length), bits: u128::from_be_bytes(octets) }
+        Self { length: offset + u32::from(prefix.length), bits }
     }
 
     fn truncate(self, length: u32) -> Self {
@@ -102,7 +102,7 @@ impl Network {
     }
 
     fn address(self) -> Address {
-        Address(self.bits.to_be_bytes())
+        Address::from_bits(self.bits)
     }
 
     /// Networks of the same family that cover this one, itself included. An IPv6 prefix never covers IPv4, although it
@@ -191,7 +191,7 @@ impl RuleTable {
             });
         }
         for rule in rest {
-            let key = PortKey { address: network.address(), port: rule.port_first, protocol: rule.protocol, pad: 0 };
+            let key = PortKey::new(network.address(), rule.protocol, rule.port_first);
             match self.ports.entry(key) {
                 Entry::Vacant(entry) => {
                     entry.insert(PortRule { gate: rule.gate, roles: rule.roles, pad: [0; 3] });
@@ -250,7 +250,7 @@ impl RuleTable {
             }
         }
         if set.more & u32::from(role & roles::ENDS) != 0 {
-            let rule = self.ports.get(&PortKey { address, port, protocol, pad: 0 });
+            let rule = self.ports.get(&PortKey::new(address, protocol, port));
             gates.extend(rule.filter(|rule| counts(rule.roles, role)).map(|rule| rule.gate));
         }
         gates
@@ -260,7 +260,7 @@ impl RuleTable {
         if self.settings.flags & settings_flags::PREFIXES == 0 {
             return None;
         }
-        let host = Network { length: 128, bits: u128::from_be_bytes(address.0) };
+        let host = Network { length: 128, bits: address.bits() };
         (0..=128).rev().find_map(|length| self.prefixes.get(&(length, host.truncate(length).address())))
     }
 }

@@ -177,10 +177,14 @@ pub struct RuleSet {
     pub rules: [Rule; RULES_PER_ADDRESS],
 }
 
-/// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`. Network byte order.
+/// An IPv6 address, or an IPv4 address mapped into `::ffff:0:0/96`: the sixteen bytes of the header, taken as two words
+/// because that is how they are copied and compared for every packet.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address(pub [u8; 16]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Address {
+    high: u64,
+    low: u64,
+}
 
 /// Key of [`maps::PORTS`]: one exact port of one address.
 #[repr(C)]
@@ -190,7 +194,7 @@ pub struct PortKey {
     /// Host byte order.
     pub port: u16,
     pub protocol: u8,
-    pub pad: u8,
+    pub pad: [u8; 5],
 }
 
 /// Value of [`maps::PORTS`].
@@ -222,6 +226,7 @@ pub struct ExemptKey {
     pub protocol: u8,
     /// One of [`exempt`].
     pub side: u8,
+    pub pad: [u8; 4],
 }
 
 /// What is the same for every packet. Written by the agent after the rules it announces.
@@ -324,23 +329,78 @@ const _: () = {
     assert!(size_of::<GateName>() == 64);
     assert!(size_of::<Rule>() == 12);
     assert!(size_of::<RuleSet>() == 8 + 12 * RULES_PER_ADDRESS);
-    assert!(size_of::<Address>() == 16 && align_of::<Address>() == 1);
-    assert!(size_of::<PortKey>() == 20);
+    assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
+    assert!(size_of::<PortKey>() == 24);
     assert!(size_of::<PortRule>() == 8);
-    assert!(size_of::<ExemptKey>() == 20);
+    assert!(size_of::<ExemptKey>() == 24);
     assert!(size_of::<Settings>() == 16);
     assert!(size_of::<Counters>() == 64);
 };
 
 impl Address {
     /// All zero: "any" in an exemption.
-    pub const ANY: Address = Address([0; 16]);
+    pub const ANY: Address = Address { high: 0, low: 0 };
 
-    /// An IPv4 address in `::ffff:0:0/96`.
+    /// The two halves as they stand in a header.
     #[inline(always)]
+    pub const fn from_halves(high: u64, low: u64) -> Self {
+        Self { high, low }
+    }
+
+    /// An IPv4 address as it stands in a header, in `::ffff:0:0/96`.
+    #[inline(always)]
+    pub const fn from_v4_word(word: u32) -> Self {
+        let low = if cfg!(target_endian = "little") {
+            0xffff_0000 | (word as u64) << 32
+        } else {
+            0xffff_0000_0000 | word as u64
+        };
+        Self { high: 0, low }
+    }
+
     pub const fn v4(octets: [u8; 4]) -> Self {
-        let [a, b, c, d] = octets;
-        Self([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d])
+        Self::from_v4_word(u32::from_ne_bytes(octets))
+    }
+
+    pub const fn v6(octets: [u8; 16]) -> Self {
+        Self::from_bits(u128::from_be_bytes(octets))
+    }
+
+    /// The address as a number, the first byte the most significant.
+    pub const fn bits(self) -> u128 {
+        (u64::from_be(self.high) as u128) << 64 | u64::from_be(self.low) as u128
+    }
+
+    pub const fn from_bits(bits: u128) -> Self {
+        Self { high: ((bits >> 64) as u64).to_be(), low: (bits as u64).to_be() }
+    }
+}
+
+impl PortKey {
+    #[inline(always)]
+    pub const fn new(address: Address, protocol: u8, port: u16) -> Self {
+        Self { address, port, protocol, pad: [0; 5] }
+    }
+}
+
+impl ExemptKey {
+    /// `side` is one of [`exempt`].
+    #[inline(always)]
+    pub const fn new(side: u8, address: Address, protocol: u8, port: u16) -> Self {
+        Self { address, port, protocol, side, pad: [0; 4] }
+    }
+}
+
+/// In the order of the numbers.
+impl Ord for Address {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.bits().cmp(&other.bits())
+    }
+}
+
+impl PartialOrd for Address {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -348,7 +408,7 @@ impl From<core::net::IpAddr> for Address {
     fn from(address: core::net::IpAddr) -> Self {
         match address {
             core::net::IpAddr::V4(v4) => Self::v4(v4.octets()),
-            core::net::IpAddr::V6(v6) => Self(v6.octets()),
+            core::net::IpAddr::V6(v6) => Self::v6(v6.octets()),
         }
     }
 }

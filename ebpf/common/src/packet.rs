@@ -41,20 +41,64 @@ pub trait Bytes {
     /// IPv6 extension headers that are looked through; a packet with more is vague.
     const EXTENSION_HEADERS: usize = 6;
 
-    /// The bytes at `offset`; `None` where the packet ends before. `N` is at least 2: from a bound of a single byte the
-    /// verifier learns nothing.
-    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    type Header<const N: usize>: Header;
 
+    /// The `N` bytes at `offset`; `None` where the packet ends before. `N` is at least 2: from a bound of a single byte
+    /// the verifier learns nothing.
+    fn header<const N: usize>(&self, offset: usize) -> Option<Self::Header<N>>;
+}
+
+/// Bytes that are there. An index beyond the header is a mistake of the parser: the verifier refuses it, the host panics.
+pub trait Header {
+    fn byte(&self, index: usize) -> u8;
     /// A big-endian 16-bit number.
+    fn short(&self, index: usize) -> u16;
+    /// Four bytes as they stand.
+    fn word(&self, index: usize) -> u32;
+    /// Eight bytes as they stand.
+    fn long(&self, index: usize) -> u64;
+
+    /// An IPv4 address.
     #[inline(always)]
-    fn short(&self, offset: usize) -> Option<u16> {
-        self.load::<2>(offset).map(u16::from_be_bytes)
+    fn v4(&self, index: usize) -> Address {
+        Address::from_v4_word(self.word(index))
+    }
+
+    /// An IPv6 address.
+    #[inline(always)]
+    fn v6(&self, index: usize) -> Address {
+        Address::from_halves(self.long(index), self.long(index + 8))
     }
 }
 
 impl Bytes for [u8] {
-    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+    type Header<const N: usize> = [u8; N];
+
+    fn header<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.get(offset..)?.first_chunk::<N>().copied()
+    }
+}
+
+impl<const N: usize> Header for [u8; N] {
+    #[inline(always)]
+    fn byte(&self, index: usize) -> u8 {
+        self[index]
+    }
+
+    #[inline(always)]
+    fn short(&self, index: usize) -> u16 {
+        u16::from_be_bytes([self[index], self[index + 1]])
+    }
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> u32 {
+        u32::from_ne_bytes([self[index], self[index + 1], self[index + 2], self[index + 3]])
+    }
+
+    #[inline(always)]
+    fn long(&self, index: usize) -> u64 {
+        let (low, high) = (self.word(index) as u64, self.word(index + 4) as u64);
+        if cfg!(target_endian = "little") { low | high << 32 } else { low << 32 | high }
     }
 }
 
@@ -71,30 +115,32 @@ pub enum Parsed {
 
 /// How much of a packet is known beyond its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Class {
+    /// A fragment, or not parseable beyond the addresses, or encrypted: it may belong to any service of the address.
+    Vague = 0,
     /// Protocol and ports are known. An ICMP error counts as the flow that it quotes.
     Flow,
     /// A protocol without ports: it belongs to whoever has every protocol of the address.
     Portless,
-    /// A fragment, or not parseable beyond the addresses, or encrypted: it may belong to any service of the address.
-    Vague,
     /// ARP, neighbour discovery or router discovery; `target` is the address it asks for or claims.
     Neighbour,
 }
 
 /// A packet as the verdict sees it.
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    pub class: Class,
-    /// IP protocol; of an ICMP error the quoted flow's.
-    pub protocol: u8,
     pub source: Address,
     pub destination: Address,
+    /// The address that a [`Class::Neighbour`] packet is about.
+    pub target: Address,
     /// Host byte order; 0 where there is none.
     pub source_port: u16,
     pub destination_port: u16,
-    /// The address that a [`Class::Neighbour`] packet is about.
-    pub target: Address,
+    pub class: Class,
+    /// IP protocol; of an ICMP error the quoted flow's.
+    pub protocol: u8,
     /// `target` is claimed by the sender, rather than asked for.
     pub claim: bool,
     /// Only of an unfragmented TCP segment that is not quoted: its flags.
@@ -122,14 +168,15 @@ impl Packet {
 /// Parses a frame that starts with an Ethernet header.
 #[inline(always)]
 pub fn parse_frame<B: Bytes + ?Sized>(bytes: &B, packet: &mut Packet) -> Parsed {
-    let Some(mut ethertype) = bytes.short(12) else { return Parsed::Unreadable };
+    let Some(ethernet) = bytes.header::<14>(0) else { return Parsed::Unreadable };
+    let mut ethertype = ethernet.short(12);
     let mut offset = 14;
     for _ in 0..B::VLAN_TAGS {
         if !is_vlan(ethertype) {
             break;
         }
-        let Some(inner) = bytes.short(offset + 2) else { return Parsed::Unreadable };
-        ethertype = inner;
+        let Some(tag) = bytes.header::<4>(offset) else { return Parsed::Unreadable };
+        ethertype = tag.short(2);
         offset += 4;
     }
     match ethertype {
@@ -144,11 +191,11 @@ pub fn parse_frame<B: Bytes + ?Sized>(bytes: &B, packet: &mut Packet) -> Parsed 
 /// Parses a packet that starts with its network header, as a cgroup or a tunnel sees it.
 #[inline(always)]
 pub fn parse_network<B: Bytes + ?Sized>(bytes: &B, packet: &mut Packet) -> Parsed {
-    match bytes.load::<2>(0) {
-        Some([first, _]) if first >> 4 == 4 => parse_ipv4(bytes, 0, packet),
-        Some([first, _]) if first >> 4 == 6 => parse_ipv6(bytes, 0, packet),
-        Some(_) => Parsed::Other,
-        None => Parsed::Unreadable,
+    let Some(start) = bytes.header::<2>(0) else { return Parsed::Unreadable };
+    match start.byte(0) >> 4 {
+        4 => parse_ipv4(bytes, 0, packet),
+        6 => parse_ipv6(bytes, 0, packet),
+        _ => Parsed::Other,
     }
 }
 
@@ -159,55 +206,50 @@ fn is_vlan(ethertype: u16) -> bool {
 
 #[inline(always)]
 fn parse_ipv4<B: Bytes + ?Sized>(bytes: &B, offset: usize, packet: &mut Packet) -> Parsed {
-    let Some(header) = bytes.load::<20>(offset) else { return Parsed::Unreadable };
-    let [first, _, l0, l1, _, _, f0, f1, _, protocol, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = header;
-    let length = u16::from_be_bytes([l0, l1]);
-    packet.source = Address::v4([s0, s1, s2, s3]);
-    packet.destination = Address::v4([d0, d1, d2, d3]);
-    let header_length = ((first & 0xf) as usize) << 2;
-    // More fragments, or not the first: 13 bits of offset and the MF bit.
-    let fragment = u16::from_be_bytes([f0, f1]) & 0x3fff != 0;
+    let Some(header) = bytes.header::<20>(offset) else { return Parsed::Unreadable };
+    packet.source = header.v4(12);
+    packet.destination = header.v4(16);
+    let header_length = ((header.byte(0) & 0xf) as usize) << 2;
+    // More fragments, or not the first: the MF bit and 13 bits of offset.
+    let fragment = header.short(6) & 0x3fff != 0;
     if header_length >= 20 && !fragment {
-        packet.protocol = protocol;
-        transport(bytes, offset + header_length, (length as usize).wrapping_sub(header_length), packet);
+        packet.protocol = header.byte(9);
+        let length = (header.short(2) as usize).wrapping_sub(header_length);
+        transport(bytes, offset + header_length, length, packet);
     }
     Parsed::Packet
 }
 
 #[inline(always)]
 fn parse_ipv6<B: Bytes + ?Sized>(bytes: &B, offset: usize, packet: &mut Packet) -> Parsed {
-    let Some([_, _, _, _, length @ .., next, _]) = bytes.load::<8>(offset) else { return Parsed::Unreadable };
-    let Some(source) = bytes.load::<16>(offset + 8) else { return Parsed::Unreadable };
-    let Some(destination) = bytes.load::<16>(offset + 24) else { return Parsed::Unreadable };
-    packet.source = Address(source);
-    packet.destination = Address(destination);
-    let mut next = next;
+    let Some(header) = bytes.header::<40>(offset) else { return Parsed::Unreadable };
+    packet.source = header.v6(8);
+    packet.destination = header.v6(24);
+    let length = header.short(4) as usize;
+    let mut next = header.byte(6);
     let mut skipped = 0;
     for _ in 0..B::EXTENSION_HEADERS {
-        // Hop-by-hop, routing, destination options, mobility, HIP, shim6 share one form (RFC 6564).
-        if !matches!(next, 0 | 43 | 60 | 135 | 139 | 140) {
+        if !is_extension(next) {
             break;
         }
-        let Some([following, units]) = bytes.load::<2>(offset + 40 + skipped) else {
-            return Parsed::Packet;
-        };
-        next = following;
-        skipped += (units as usize + 1) << 3;
+        let Some(extension) = bytes.header::<2>(offset + 40 + skipped) else { return Parsed::Packet };
+        next = extension.byte(0);
+        skipped += (extension.byte(1) as usize + 1) << 3;
     }
-    match next {
-        // Too many headers; a fragment (atomic ones too); no next header at all is a protocol without ports.
-        0 | 43 | 44 | 60 | 135 | 139 | 140 => {}
-        protocol => {
-            packet.protocol = protocol;
-            transport(
-                bytes,
-                offset + 40 + skipped,
-                (u16::from_be_bytes(length) as usize).wrapping_sub(skipped),
-                packet,
-            );
-        }
+    // Too many headers, or a fragment (an atomic one too): vague.
+    if !is_extension(next) && next != FRAGMENT {
+        packet.protocol = next;
+        transport(bytes, offset + 40 + skipped, length.wrapping_sub(skipped), packet);
     }
     Parsed::Packet
+}
+
+const FRAGMENT: u8 = 44;
+
+/// Hop-by-hop, routing, destination options, mobility, HIP, shim6: they share one form (RFC 6564).
+#[inline(always)]
+fn is_extension(next: u8) -> bool {
+    matches!(next, 0 | 43 | 60 | 135 | 139 | 140)
 }
 
 /// Fills in what stands at `offset` behind the network header: `length` bytes of it by that header, which is no number to
@@ -216,32 +258,35 @@ fn parse_ipv6<B: Bytes + ?Sized>(bytes: &B, offset: usize, packet: &mut Packet) 
 fn transport<B: Bytes + ?Sized>(bytes: &B, offset: usize, length: usize, packet: &mut Packet) {
     match packet.protocol {
         protocol::TCP => {
-            let Some(header) = bytes.load::<14>(offset) else { return };
-            let [s0, s1, d0, d1, _, _, _, _, _, _, _, _, data_offset, flags] = header;
-            packet.source_port = u16::from_be_bytes([s0, s1]);
-            packet.destination_port = u16::from_be_bytes([d0, d1]);
-            packet.tcp_flags = flags;
-            packet.bare = length == ((data_offset >> 4) as usize) << 2;
+            let Some(header) = bytes.header::<14>(offset) else { return };
+            packet.source_port = header.short(0);
+            packet.destination_port = header.short(2);
+            packet.tcp_flags = header.byte(13);
+            packet.bare = length == ((header.byte(12) >> 4) as usize) << 2;
             packet.class = Class::Flow;
         }
         protocol::UDP | protocol::SCTP => {
-            let Some([s0, s1, d0, d1]) = bytes.load::<4>(offset) else { return };
-            packet.source_port = u16::from_be_bytes([s0, s1]);
-            packet.destination_port = u16::from_be_bytes([d0, d1]);
+            let Some(header) = bytes.header::<4>(offset) else { return };
+            packet.source_port = header.short(0);
+            packet.destination_port = header.short(2);
             packet.class = Class::Flow;
         }
-        protocol::ICMP => match bytes.load::<2>(offset) {
-            // Unreachable, source quench, redirect, time exceeded, parameter problem.
-            Some([3 | 4 | 5 | 11 | 12, _]) => quoted_ipv4(bytes, offset + 8, packet),
-            Some(_) => packet.class = Class::Portless,
-            None => {}
-        },
-        protocol::ICMPV6 => match bytes.load::<2>(offset) {
-            Some([1..=4, _]) => quoted_ipv6(bytes, offset + 8, packet),
-            Some([kind @ 133..=137, _]) => neighbour_discovery(bytes, offset, kind, packet),
-            Some(_) => packet.class = Class::Portless,
-            None => {}
-        },
+        protocol::ICMP => {
+            let Some(header) = bytes.header::<2>(offset) else { return };
+            match header.byte(0) {
+                // Unreachable, source quench, redirect, time exceeded, parameter problem.
+                3 | 4 | 5 | 11 | 12 => quoted_ipv4(bytes, offset + 8, packet),
+                _ => packet.class = Class::Portless,
+            }
+        }
+        protocol::ICMPV6 => {
+            let Some(header) = bytes.header::<2>(offset) else { return };
+            match header.byte(0) {
+                1..=4 => quoted_ipv6(bytes, offset + 8, packet),
+                kind @ 133..=137 => neighbour_discovery(bytes, offset, kind, packet),
+                _ => packet.class = Class::Portless,
+            }
+        }
         // What is inside is judged where it is decrypted; here it could be anything.
         protocol::ESP | protocol::AH => {}
         _ => packet.class = Class::Portless,
@@ -252,23 +297,20 @@ fn transport<B: Bytes + ?Sized>(bytes: &B, offset: usize, length: usize, packet:
 /// error. One that quotes something else stays vague.
 #[inline(always)]
 fn quoted_ipv4<B: Bytes + ?Sized>(bytes: &B, offset: usize, packet: &mut Packet) {
-    let Some(header) = bytes.load::<20>(offset) else { return };
-    let [first, _, _, _, _, _, f0, f1, _, protocol, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = header;
-    let header_length = ((first & 0xf) as usize) << 2;
+    let Some(header) = bytes.header::<20>(offset) else { return };
+    let header_length = ((header.byte(0) & 0xf) as usize) << 2;
     // A later fragment is quoted without its ports.
-    if header_length < 20 || u16::from_be_bytes([f0, f1]) & 0x1fff != 0 {
+    if header_length < 20 || header.short(6) & 0x1fff != 0 {
         return;
     }
-    let (source, destination) = (Address::v4([s0, s1, s2, s3]), Address::v4([d0, d1, d2, d3]));
-    quoted(bytes, offset + header_length, protocol, source, destination, packet);
+    let (source, destination) = (header.v4(12), header.v4(16));
+    quoted(bytes, offset + header_length, header.byte(9), source, destination, packet);
 }
 
 #[inline(always)]
 fn quoted_ipv6<B: Bytes + ?Sized>(bytes: &B, offset: usize, packet: &mut Packet) {
-    let Some([next, _]) = bytes.load::<2>(offset + 6) else { return };
-    let Some(source) = bytes.load::<16>(offset + 8) else { return };
-    let Some(destination) = bytes.load::<16>(offset + 24) else { return };
-    quoted(bytes, offset + 40, next, Address(source), Address(destination), packet);
+    let Some(header) = bytes.header::<40>(offset) else { return };
+    quoted(bytes, offset + 40, header.byte(6), header.v6(8), header.v6(24), packet);
 }
 
 #[inline(always)]
@@ -285,11 +327,11 @@ fn quoted<B: Bytes + ?Sized>(
     }
     match protocol {
         protocol::TCP | protocol::UDP | protocol::SCTP => {
-            let Some([s0, s1, d0, d1]) = bytes.load::<4>(offset) else { return };
-            packet.destination_port = u16::from_be_bytes([s0, s1]);
+            let Some(header) = bytes.header::<4>(offset) else { return };
+            packet.destination_port = header.short(0);
             // A router on the way speaks for itself, not for the quoted destination.
             if destination == packet.source {
-                packet.source_port = u16::from_be_bytes([d0, d1]);
+                packet.source_port = header.short(2);
             }
             packet.protocol = protocol;
             packet.class = Class::Flow;
@@ -304,8 +346,8 @@ fn neighbour_discovery<B: Bytes + ?Sized>(bytes: &B, offset: usize, kind: u8, pa
     const SOLICITATION: u8 = 135;
     const ADVERTISEMENT: u8 = 136;
     if kind == SOLICITATION || kind == ADVERTISEMENT {
-        let Some(target) = bytes.load::<16>(offset + 8) else { return };
-        packet.target = Address(target);
+        let Some(header) = bytes.header::<24>(offset) else { return };
+        packet.target = header.v6(8);
         // Duplicate address detection asks from nowhere, on behalf of the address itself.
         packet.claim = kind == ADVERTISEMENT || packet.source == Address::ANY;
     }
@@ -314,23 +356,24 @@ fn neighbour_discovery<B: Bytes + ?Sized>(bytes: &B, offset: usize, kind: u8, pa
 
 #[inline(always)]
 fn parse_arp<B: Bytes + ?Sized>(bytes: &B, offset: usize, packet: &mut Packet) -> Parsed {
-    const REQUEST: [u8; 2] = [0, 1];
-    let Some(header) = bytes.load::<8>(offset) else { return Parsed::Unreadable };
+    const REQUEST: u16 = 1;
+    let Some(header) = bytes.header::<8>(offset) else { return Parsed::Unreadable };
     // Only IPv4 over six-byte hardware addresses names an address of ours.
-    let [_, _, 0x08, 0x00, 6, 4, operation @ ..] = header else { return Parsed::Other };
-    let Some(sender) = bytes.load::<4>(offset + 14) else { return Parsed::Unreadable };
-    let Some(target) = bytes.load::<4>(offset + 24) else { return Parsed::Unreadable };
-    packet.source = Address::v4(sender);
-    packet.destination = Address::v4(target);
+    if header.short(2) != ethertype::IPV4 || header.short(4) != 0x0604 {
+        return Parsed::Other;
+    }
+    let Some(addresses) = bytes.header::<20>(offset + 8) else { return Parsed::Unreadable };
+    packet.source = addresses.v4(6);
+    packet.destination = addresses.v4(16);
     packet.class = Class::Neighbour;
-    if sender == target {
+    if packet.source == packet.destination {
         // An announcement: it asks nothing of its target.
         packet.destination = Address::ANY;
-    } else if sender == [0; 4] {
+    } else if addresses.word(6) == 0 {
         // A probe (RFC 5227) asks from nowhere, on behalf of the address itself.
         packet.source = Address::ANY;
-        packet.target = Address::v4(target);
-        packet.claim = operation == REQUEST;
+        packet.target = packet.destination;
+        packet.claim = header.short(6) == REQUEST;
     }
     Parsed::Packet
 }

@@ -10,8 +10,8 @@
 
 use crate::{
     layout::{
-        ANY_PROTOCOL, Address, Event, ExemptKey, FENCE_NUMBERS, MAX_GATES, PortKey, PortRule, RULES_PER_ADDRESS,
-        RuleSet, Settings, exempt, gate_flags, roles, settings_flags,
+        ANY_PROTOCOL, Address, Event, ExemptKey, FENCE_NUMBERS, MAX_GATES, PortKey, PortRule, Rule, RuleSet, Settings,
+        exempt, gate_flags, roles, settings_flags,
     },
     packet::{Class, Packet, Parsed, protocol, tcp_flags},
 };
@@ -27,13 +27,6 @@ pub trait Kernel {
     fn port_rule(&self, key: &PortKey) -> Option<PortRule>;
     /// `None` where there is no such gate.
     fn gate(&self, gate: u32) -> Option<GateState>;
-    /// [`first_closed`], in a function of its own where there is a verifier: it checks such a function once, and forgets
-    /// there what it knows of the caller, instead of following every combination of both.
-    fn first_closed(&self, gates: u32) -> u32;
-    /// [`need`], likewise.
-    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings);
-    /// [`consult`], likewise.
-    fn consult(&self, address: &Address, end: End, findings: &mut Findings);
     /// `rst_until_ns` of a gate; 0 where there is no such gate.
     fn rst_until(&self, gate: u32) -> u64;
     fn is_exempt(&self, key: &ExemptKey) -> bool;
@@ -43,6 +36,43 @@ pub trait Kernel {
     fn stamp(&self, now: u64) -> bool;
     fn count(&self, gate: u32, outcome: Outcome, now: u64);
     fn note(&self, event: Event);
+
+    // Seams. Where there is a verifier, the kernel puts each of these into a function of its own: it checks such a
+    // function once, and forgets there what it knows of the caller, instead of following every combination of both.
+
+    /// [`decide`]
+    #[inline(always)]
+    fn decide(&self, packet: &Packet, place: Place, rules: Rules<'_>) -> Verdict
+    where
+        Self: Sized,
+    {
+        decide(self, packet, place, rules)
+    }
+
+    /// [`consult`]
+    #[inline(always)]
+    fn consult(&self, rules: &RuleSet, address: &Address, end: End, findings: &mut Findings)
+    where
+        Self: Sized,
+    {
+        consult(self, rules, address, end, findings);
+    }
+
+    /// [`first_closed`]
+    #[inline(always)]
+    fn first_closed(&self) -> u32
+    where
+        Self: Sized,
+    {
+        first_closed(self)
+    }
+}
+
+/// The rules of a packet's ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    pub destination: Option<&'a RuleSet>,
+    pub source: Option<&'a RuleSet>,
 }
 
 /// A gate's deadline and generation, read so that they belong together, and its flags.
@@ -107,13 +137,14 @@ const UNREAD: u64 = 0;
 pub struct Findings {
     /// The last gate that the packet needs, or [`NONE`].
     needed: u32,
-    /// The newest opening among the gates that the packet needs.
-    generation: u64,
     /// A closed gate that the packet needs, or [`NONE`]; one that no exemption helps past wins.
     closed: u32,
-    /// An exemption may help past `closed`.
-    exemptible: bool,
+    /// The newest opening among the gates that the packet needs.
+    generation: u64,
     now: u64,
+    /// Not 0: an exemption may help past `closed`.
+    exemptible: u32,
+    pad: u32,
 }
 
 /// One end of a packet, as the rules see it.
@@ -135,14 +166,26 @@ pub fn judge<K: Kernel>(kernel: &K, parsed: Parsed, packet: &Packet, place: Plac
     match parsed {
         Parsed::Other => Verdict::Foreign,
         Parsed::Unreadable => judge_unreadable(kernel),
-        Parsed::Packet => judge_packet(kernel, packet, place),
+        Parsed::Packet => {
+            let settings = kernel.settings();
+            let (source, destination) = ends(place);
+            let find = |address: &Address, end: u8| {
+                if settings.roles & end as u32 != 0 { find_rules(kernel, &settings, address) } else { None }
+            };
+            let destination = find(&packet.destination, destination);
+            let source = find(&packet.source, source);
+            if destination.is_none() && source.is_none() && !matches!(packet.class, Class::Neighbour) {
+                return Verdict::Foreign;
+            }
+            kernel.decide(packet, place, Rules { destination, source })
+        }
     }
 }
 
 /// Nobody knows whose it is: it passes only while every gate is open.
 #[inline(always)]
 fn judge_unreadable<K: Kernel>(kernel: &K) -> Verdict {
-    if kernel.first_closed(kernel.settings().gates) == NONE {
+    if kernel.first_closed() == NONE {
         return Verdict::Foreign;
     }
     kernel.note(Event::UnreadableDropped);
@@ -151,7 +194,8 @@ fn judge_unreadable<K: Kernel>(kernel: &K) -> Verdict {
 
 /// The first closed gate of the host that rules name, or [`NONE`].
 #[inline(always)]
-pub fn first_closed<K: Kernel>(kernel: &K, gates: u32) -> u32 {
+pub fn first_closed<K: Kernel>(kernel: &K) -> u32 {
+    let gates = kernel.settings().gates;
     let now = kernel.now();
     for gate in 0..MAX_GATES {
         if gate >= gates {
@@ -166,36 +210,53 @@ pub fn first_closed<K: Kernel>(kernel: &K, gates: u32) -> u32 {
     NONE
 }
 
+/// The roles of a packet's source and destination.
 #[inline(always)]
-fn judge_packet<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> Verdict {
-    let settings = kernel.settings();
-    let egress = place.egress;
-    let (mut source_roles, mut destination_roles) =
-        if egress { (roles::OUT_SOURCE, roles::OUT_DESTINATION) } else { (roles::IN_SOURCE, roles::IN_DESTINATION) };
+fn ends(place: Place) -> (u8, u8) {
+    match (place.loopback, place.egress) {
+        (true, _) => (roles::OUT_SOURCE | roles::IN_SOURCE, roles::OUT_DESTINATION | roles::IN_DESTINATION),
+        (false, true) => (roles::OUT_SOURCE, roles::OUT_DESTINATION),
+        (false, false) => (roles::IN_SOURCE, roles::IN_DESTINATION),
+    }
+}
+
+#[inline(always)]
+fn find_rules<'a, K: Kernel>(kernel: &'a K, settings: &Settings, address: &Address) -> Option<&'a RuleSet> {
+    match kernel.rules(address) {
+        None if settings.flags & settings_flags::PREFIXES != 0 => kernel.prefix_rules(address),
+        rules => rules,
+    }
+}
+
+/// Judges a packet of which an end has rules, or may have.
+#[inline(always)]
+pub fn decide<K: Kernel>(kernel: &K, packet: &Packet, place: Place, rules: Rules<'_>) -> Verdict {
+    let (source, destination) = ends(place);
+    let neighbour = matches!(packet.class, Class::Neighbour);
     let mut all = 0;
     if place.loopback {
-        source_roles = roles::OUT_SOURCE | roles::IN_SOURCE;
-        destination_roles = roles::OUT_DESTINATION | roles::IN_DESTINATION;
-        all = roles::LOOPBACK;
+        all |= roles::LOOPBACK;
     }
-    if matches!(packet.class, Class::Neighbour) {
+    if neighbour {
         all |= roles::NEIGHBOURS;
     }
-    let whole = matches!(packet.class, Class::Vague | Class::Neighbour);
-    let mut findings = Findings { needed: NONE, generation: 0, closed: NONE, exemptible: true, now: UNREAD };
-
+    let whole = neighbour || matches!(packet.class, Class::Vague);
     let end = End { port: 0, protocol: packet.protocol, any: 0, all, whole };
-    if settings.roles & destination_roles as u32 != 0 {
-        let end = End { port: packet.destination_port, any: destination_roles, ..end };
-        kernel.consult(&packet.destination, end, &mut findings);
+    let mut findings = Findings { needed: NONE, closed: NONE, generation: 0, now: UNREAD, exemptible: 1, pad: 0 };
+    if let Some(rules) = rules.destination {
+        let end = End { port: packet.destination_port, any: destination, ..end };
+        consult_quickly(kernel, rules, &packet.destination, end, &mut findings);
     }
-    if settings.roles & source_roles as u32 != 0 {
-        let end = End { port: packet.source_port, any: source_roles, ..end };
-        kernel.consult(&packet.source, end, &mut findings);
+    if let Some(rules) = rules.source {
+        let end = End { port: packet.source_port, any: source, ..end };
+        consult_quickly(kernel, rules, &packet.source, end, &mut findings);
     }
-    if matches!(packet.class, Class::Neighbour) && packet.target != Address::ANY {
-        let end = End { any: if packet.claim { source_roles } else { destination_roles }, ..end };
-        kernel.consult(&packet.target, end, &mut findings);
+    if neighbour
+        && packet.target != Address::ANY
+        && let Some(rules) = find_rules(kernel, &kernel.settings(), &packet.target)
+    {
+        let end = End { any: if packet.claim { source } else { destination }, ..end };
+        kernel.consult(rules, &packet.target, end, &mut findings);
     }
 
     if findings.needed == NONE {
@@ -204,7 +265,7 @@ fn judge_packet<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> Verdict
     if findings.closed != NONE {
         return judge_closed(kernel, packet, place, &findings);
     }
-    if egress && !place.forwarded && !is_current(kernel, packet, &findings) {
+    if place.egress && !place.forwarded && !is_current(kernel, packet, &findings) {
         kernel.count(findings.needed, Outcome::Stale, findings.now);
         return Verdict::Drop;
     }
@@ -214,53 +275,62 @@ fn judge_packet<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> Verdict
 
 /// Adds what the rules of one end's address say.
 #[inline(always)]
-pub fn consult<K: Kernel>(kernel: &K, address: &Address, end: End, findings: &mut Findings) {
-    let settings = kernel.settings();
-    let rules = match kernel.rules(address) {
-        Some(rules) => rules,
-        None if settings.flags & settings_flags::PREFIXES != 0 => match kernel.prefix_rules(address) {
-            Some(rules) => rules,
-            None => return,
-        },
-        None => return,
-    };
+pub fn consult<K: Kernel>(kernel: &K, rules: &RuleSet, address: &Address, end: End, findings: &mut Findings) {
     for (index, rule) in rules.rules.iter().enumerate() {
-        if index >= RULES_PER_ADDRESS || index as u32 >= rules.count {
+        if index as u32 >= rules.count {
             break;
         }
-        if rule.roles & end.any == 0 || rule.roles & end.all != end.all {
-            continue;
+        apply(kernel, rule, end, findings);
+    }
+    if rules.more & end.any as u32 == 0 {
+        return;
+    }
+    if !end.whole {
+        let key = PortKey::new(*address, end.protocol, end.port);
+        if let Some(rule) = kernel.port_rule(&key)
+            && rule.roles & end.any != 0
+            && rule.roles & end.all == end.all
+        {
+            need(kernel, rule.gate, rule.roles, findings);
         }
-        let matches = end.whole
-            || rule.protocol == ANY_PROTOCOL
-            || (rule.protocol == end.protocol && rule.port_first <= end.port && end.port <= rule.port_last);
-        if matches {
-            kernel.need(rule.gate, rule.roles, findings);
+    } else if end.all & roles::NEIGHBOURS == 0 {
+        let closed = kernel.first_closed();
+        if closed != NONE {
+            findings.needed = closed;
+            findings.closed = closed;
+            findings.exemptible = 0;
         }
     }
-    if rules.more & end.any as u32 != 0 {
-        if !end.whole {
-            let key = PortKey { address: *address, port: end.port, protocol: end.protocol, pad: 0 };
-            if let Some(rule) = kernel.port_rule(&key)
-                && rule.roles & end.any != 0
-                && rule.roles & end.all == end.all
-            {
-                kernel.need(rule.gate, rule.roles, findings);
-            }
-        } else if end.all & roles::NEIGHBOURS == 0 {
-            let closed = kernel.first_closed(settings.gates);
-            if closed != NONE {
-                findings.needed = closed;
-                findings.closed = closed;
-                findings.exemptible = false;
-            }
-        }
+}
+
+/// Adds what one rule says.
+#[inline(always)]
+fn apply<K: Kernel>(kernel: &K, rule: &Rule, end: End, findings: &mut Findings) {
+    if rule.roles & end.any == 0 || rule.roles & end.all != end.all {
+        return;
+    }
+    let matches = end.whole
+        || rule.protocol == ANY_PROTOCOL
+        || (rule.protocol == end.protocol && rule.port_first <= end.port && end.port <= rule.port_last);
+    if matches {
+        need(kernel, rule.gate, rule.roles, findings);
+    }
+}
+
+/// [`consult`], without a call for the common case of one rule.
+#[inline(always)]
+fn consult_quickly<K: Kernel>(kernel: &K, rules: &RuleSet, address: &Address, end: End, findings: &mut Findings) {
+    if rules.count == 1 && rules.more == 0 {
+        let [rule, ..] = &rules.rules;
+        apply(kernel, rule, end, findings);
+    } else {
+        kernel.consult(rules, address, end, findings);
     }
 }
 
 /// The packet needs this gate open.
 #[inline(always)]
-pub fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Findings) {
+fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Findings) {
     findings.needed = gate;
     let mut open = false;
     match kernel.gate(gate) {
@@ -276,9 +346,9 @@ pub fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Fin
         Some(_) => {}
         None => kernel.note(Event::NoGate),
     }
-    if !open && (findings.closed == NONE || findings.exemptible) {
+    if !open && (findings.closed == NONE || findings.exemptible != 0) {
         findings.closed = gate;
-        findings.exemptible = rule_roles & roles::OWN == 0;
+        findings.exemptible = (rule_roles & roles::OWN == 0) as u32;
     }
 }
 
@@ -299,7 +369,7 @@ fn judge_closed<K: Kernel>(kernel: &K, packet: &Packet, place: Place, findings: 
             return Verdict::Pass;
         }
     }
-    if findings.exemptible && is_exempt(kernel, packet, place) {
+    if findings.exemptible != 0 && is_exempt(kernel, packet, place) {
         kernel.note(Event::ExemptPassed);
         return Verdict::Pass;
     }
@@ -318,14 +388,9 @@ fn is_exempt<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> bool {
         (packet.source, packet.source_port, packet.destination_port)
     };
     let protocol = packet.protocol;
-    kernel.is_exempt(&ExemptKey { address: remote, port: remote_port, protocol, side: exempt::REMOTE })
-        || kernel.is_exempt(&ExemptKey { address: Address::ANY, port: local_port, protocol, side: exempt::LOCAL_PORT })
-        || kernel.is_exempt(&ExemptKey {
-            address: Address::ANY,
-            port: remote_port,
-            protocol,
-            side: exempt::REMOTE_PORT,
-        })
+    kernel.is_exempt(&ExemptKey::new(exempt::REMOTE, remote, protocol, remote_port))
+        || kernel.is_exempt(&ExemptKey::new(exempt::LOCAL_PORT, Address::ANY, protocol, local_port))
+        || kernel.is_exempt(&ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, protocol, remote_port))
 }
 
 /// The socket that sends the packet was made no earlier than the opening of every gate that the packet needs.

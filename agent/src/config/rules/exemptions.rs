@@ -17,7 +17,7 @@ const NODE_LOCAL_PORTS: [(Protocol, u16); 2] = [(Protocol::Udp, 68), (Protocol::
 
 /// The endpoints the configuration names, and those without which a fenced node could not be reached.
 pub(super) fn of(services: &[(u32, &Service)], agent: &Agent) -> BTreeSet<ExemptKey> {
-    let key = |side, address, (protocol, port)| ExemptKey { address, port, protocol: protocol_number(protocol), side };
+    let key = |side, address, (protocol, port)| ExemptKey::new(side, address, protocol_number(protocol), port);
     let mut keys: BTreeSet<ExemptKey> = agent
         .exempt
         .iter()

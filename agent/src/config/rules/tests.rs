@@ -188,7 +188,7 @@ fn apply(table: &mut RuleTable, change: MapChange) {
 /// The one case without an order: see [`RuleTable::plan`].
 fn changes_places(old: &RuleTable, new: &RuleTable, probe: Probe) -> bool {
     let (_, address, protocol, port) = probe;
-    let key = PortKey { address: address.into(), port, protocol, pad: 0 };
+    let key = PortKey::new(address.into(), protocol, port);
     let inline = |table: &RuleTable, gate| {
         let set = table.addresses.get(&key.address);
         set.is_some_and(|set| in_use(set).iter().any(|rule| rule.gate == gate && names_port(rule, protocol, port)))
@@ -355,7 +355,7 @@ fn a_port_changes_hands_without_a_gap() {
     let at_port_9 = |name: &str| at(name, &["10.0.0.1"], &["tcp/9"]);
     let alone = compile(&[first(8), at_port_9("second")]).unwrap();
     let shared = compile(&[first(8), at_port_9("second"), at_port_9("third")]).unwrap();
-    let key = PortKey { address: Address::v4([10, 0, 0, 1]), port: 9, protocol: 6, pad: 0 };
+    let key = PortKey::new(Address::v4([10, 0, 0, 1]), 6, 9);
     assert_eq!((alone.ports[&key].gate, shared.ports[&key].gate), (1, 2));
     walk(&alone, &shared, probes().into_iter());
     walk(&shared, &alone, probes().into_iter());
@@ -449,8 +449,8 @@ fn a_whole_node_keeps_what_it_needs_to_be_reached() {
     assert_eq!(table.prefixes.keys().map(|(length, _)| *length).collect::<Vec<_>>(), [0, 96]);
     assert_eq!(table.settings.flags, settings_flags::PREFIXES);
     assert!(table.prefixes.values().all(|set| set.count == 1 && set.rules[0].roles == roles::NODE));
-    let ssh = ExemptKey { address: Address::ANY, port: 22, protocol: 6, side: exempt::LOCAL_PORT };
-    let dns = ExemptKey { address: Address::ANY, port: 53, protocol: 17, side: exempt::REMOTE_PORT };
+    let ssh = ExemptKey::new(exempt::LOCAL_PORT, Address::ANY, 6, 22);
+    let dns = ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, 17, 53);
     assert!(table.exempt.contains(&ssh) && table.exempt.contains(&dns));
     assert_eq!(table.exempt.len(), 8);
 
@@ -463,7 +463,7 @@ fn the_store_is_exempt_as_a_remote_endpoint() {
     let store: Endpoint = "tcp/10.0.0.2:2379".parse().unwrap();
     let agent = Agent { exempt: vec![store], ..agent() };
     let table = RuleTable::compile(&[], &agent).unwrap();
-    let key = ExemptKey { address: store.address.into(), port: 2379, protocol: 6, side: exempt::REMOTE };
+    let key = ExemptKey::new(exempt::REMOTE, store.address.into(), 6, 2379);
     assert_eq!(table.exempt, BTreeSet::from([key]));
 }
 

@@ -18,11 +18,10 @@ fn node() -> World {
     let mut world = World::new(2);
     world.prefix("0.0.0.0", 96, every(0, roles::NODE));
     world.close(0);
-    let key = |side, address, protocol, port| ExemptKey { address, port, protocol, side };
     world.exempt.extend([
-        key(exempt::REMOTE, address(PEER), TCP, 2379),
-        key(exempt::LOCAL_PORT, Address::ANY, TCP, 22),
-        key(exempt::REMOTE_PORT, Address::ANY, UDP, 53),
+        ExemptKey::new(exempt::REMOTE, address(PEER), TCP, 2379),
+        ExemptKey::new(exempt::LOCAL_PORT, Address::ANY, TCP, 22),
+        ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, UDP, 53),
     ]);
     world
 }
@@ -81,7 +80,7 @@ fn what_has_no_ports_is_not_exempt() {
     let mut fragment = packet((OWN, PEER), TCP, (40000, 2379));
     fragment[20] = 0x20;
     assert_eq!(world.frame(&fragment, OUT), Verdict::Drop);
-    world.exempt.insert(ExemptKey { address: address(PEER), port: 0, protocol: ICMP, side: exempt::REMOTE });
+    world.exempt.insert(ExemptKey::new(exempt::REMOTE, address(PEER), ICMP, 0));
     assert_eq!(world.frame(&frame(&icmp((OWN, PEER), 8, b"")), OUT), Verdict::Drop);
 }
 

@@ -12,7 +12,7 @@ use portcullis_common::{
         settings_flags,
     },
     packet::{Packet, Parsed, parse_frame, parse_network},
-    verdict::{End, Findings, GateState, Kernel, Outcome, Place, Socket, Verdict, consult, first_closed, judge, need},
+    verdict::{GateState, Kernel, Outcome, Place, Socket, Verdict, judge},
 };
 
 pub(crate) const NOW: u64 = 1 << 40;
@@ -99,7 +99,7 @@ impl World {
 
     /// A rule in the table of exact ports.
     pub(crate) fn exact(&mut self, at: &str, rule: Rule) {
-        let key = PortKey { address: address(at), port: rule.port_first, protocol: rule.protocol, pad: 0 };
+        let key = PortKey::new(address(at), rule.protocol, rule.port_first);
         self.ports.insert(key, PortRule { gate: rule.gate, roles: rule.roles, pad: [0; 3] });
         self.addresses.entry(key.address).or_default().more |= u32::from(rule.roles & roles::ENDS);
         self.settings.roles |= u32::from(rule.roles & roles::ENDS);
@@ -155,7 +155,7 @@ fn push(set: &mut RuleSet, rule: Rule) {
 
 fn covers(network: Address, length: u32, address: &Address) -> bool {
     let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
-    (u128::from_be_bytes(network.0) ^ u128::from_be_bytes(address.0)) & mask == 0
+    (network.bits() ^ address.bits()) & mask == 0
 }
 
 impl Kernel for World {
@@ -184,18 +184,6 @@ impl Kernel for World {
     fn gate(&self, gate: u32) -> Option<GateState> {
         let gate = self.gates.get(gate as usize)?;
         Some(GateState { deadline_ns: gate.deadline_ns, generation: gate.generation, flags: gate.flags })
-    }
-
-    fn first_closed(&self, gates: u32) -> u32 {
-        first_closed(self, gates)
-    }
-
-    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings) {
-        need(self, gate, rule_roles, findings);
-    }
-
-    fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
-        consult(self, address, end, findings);
     }
 
     fn rst_until(&self, gate: u32) -> u64 {
