@@ -10,3 +10,4 @@ pub mod crash;
 pub mod datapath;
 pub mod lease;
 pub mod logging;
+pub mod runtime;

@@ -19,6 +19,7 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
 
 /// `enum bpf_attach_type`, those that are used.
 #[repr(u32)]
@@ -133,6 +134,13 @@ pub(super) fn link_create_cgroup(
 pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = [raw(link), raw(program), 0u32, 0u32];
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches a link at once. Without this the kernel does it some time after the last descriptor and pin are gone. A link
+/// that is dead already, or of a kernel without the command (5.9), is left to that.
+pub(super) fn link_detach(link: BorrowedFd<'_>) {
+    let mut attr = [raw(link)];
+    let _ = bpf(BPF_LINK_DETACH, &mut attr);
 }
 
 /// Pins an object.
