@@ -256,6 +256,13 @@ impl RuleTable {
         gates
     }
 
+    /// The slots of all gates that a rule names.
+    pub fn slots(&self) -> BTreeSet<u32> {
+        let sets = self.addresses.values().chain(self.prefixes.values());
+        let inline = sets.flat_map(in_use).map(|rule| rule.gate);
+        inline.chain(self.ports.values().map(|rule| rule.gate)).collect()
+    }
+
     fn longest_prefix(&self, address: Address) -> Option<&RuleSet> {
         if self.settings.flags & settings_flags::PREFIXES == 0 {
             return None;

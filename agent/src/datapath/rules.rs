@@ -30,6 +30,9 @@ impl DataPath {
         // still be reading it: a packet would be judged by the rules of another address. So nothing is written after
         // something was freed before every program that could have seen it has ended.
         let mut freed = false;
+        let named = table.slots();
+        // Counted before its first rule stands, and until its last is gone.
+        self.gates.mark_idle(&old.slots().union(&named).copied().collect());
         for change in &plan {
             crash::point("rules-between-changes");
             if freed && allocates(change) {
@@ -42,6 +45,7 @@ impl DataPath {
             write(&mut self.maps, change)?;
             freed |= frees(change, &old);
         }
+        self.gates.mark_idle(&named);
         Ok(plan.len())
     }
 }
