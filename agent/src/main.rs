@@ -11,6 +11,7 @@ use portcullis::{
     api::client::Client,
     cli::{self, Cli, CliError, Command},
     config::check::check,
+    logging, runtime,
 };
 
 fn main() -> ExitCode {
@@ -30,7 +31,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             write!(io::stdout(), "{report}").context("cannot write to standard output")?;
             Ok(ExitCode::from(cli::EXIT_OK))
         }
-        Command::Agent(_) => anyhow::bail!("not part of this build"),
+        Command::Agent(args) => {
+            logging::init(args.log.as_deref())?;
+            event_loop()?.block_on(runtime::run(args.config))?;
+            Ok(ExitCode::from(cli::EXIT_OK))
+        }
         Command::Doctor(args) => Ok(event_loop()?.block_on(cli::doctor(&args, &Client::new(cli.socket)))?.into()),
         Command::Client(command) => Ok(event_loop()?.block_on(cli::execute(command, cli.socket))?),
     }

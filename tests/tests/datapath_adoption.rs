@@ -5,11 +5,19 @@ mod datapath_lab;
 
 use std::{fs, time::Duration};
 
-use aya::maps::{Array, Map, MapData};
+use aya::{
+    maps::{Array, Map, MapData},
+    programs::{SchedClassifier, TcAttachType},
+};
 use datapath_lab::{lab, run};
 use portcullis::{
-    config::model::{Attach, Tc},
-    datapath::{DataPathError, coverage::HookState, gates::boot_now, uninstall_and_open_gates},
+    config::model::{Attach, Tc, Xdp},
+    datapath::{
+        DataPathError,
+        coverage::{HookState, XdpState},
+        gates::boot_now,
+        uninstall_and_open_gates,
+    },
 };
 use portcullis_common::layout::{LAYOUT_VERSION, Settings};
 use rustix::{
@@ -207,6 +215,8 @@ fn uninstalling_leaves_nothing() {
             uninstall_and_open_gates(&lab.agent).unwrap();
             assert!(!lab.agent.bpffs.join("v1").exists());
             assert!(!run("ip -d link show v0").contains("xdp"));
+            let (_, classifiers) = SchedClassifier::query_tcx("v0", TcAttachType::Ingress).unwrap();
+            assert!(classifiers.is_empty());
             assert!(!run("tc filter show dev v0 ingress").contains("gate_tc_in"));
         }
         uninstall_and_open_gates(&lab.agent).unwrap();
@@ -262,5 +272,20 @@ fn a_bpffs_is_mounted_where_there_is_none() {
         let refused = lab.start().unwrap_err();
         assert!(matches!(&refused, DataPathError::Bpffs { .. }), "{refused}");
         assert!(refused.to_string().contains("mount -t bpf"), "{refused}");
+    });
+}
+
+#[test]
+fn a_change_of_the_xdp_mode_is_carried_out_at_the_start() {
+    lab(|lab| {
+        run("ip link add v0 type veth peer name v1");
+        let modes = [(Xdp::Native, XdpState::Native), (Xdp::Generic, XdpState::Generic), (Xdp::Off, XdpState::Unused)];
+        for (mode, state) in modes.iter().chain(&modes) {
+            lab.agent.xdp = *mode;
+            let (mut path, _) = lab.start().unwrap();
+            let coverage = path.verify().unwrap();
+            let found = coverage.interfaces.into_iter().find(|one| one.name == "v0").unwrap();
+            assert_eq!((&found.xdp, found.ingress), (state, HookState::First));
+        }
     });
 }

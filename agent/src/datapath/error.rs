@@ -90,3 +90,9 @@ pub enum DataPathError {
     #[error(transparent)]
     Gates(#[from] AssignError),
 }
+
+/// An error with its causes, for one line of the status.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    std::iter::successors(error.source(), |cause| cause.source())
+        .fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -15,7 +15,7 @@ const IFLA_XDP_ATTACHED: u16 = 2;
 /// An interface as the kernel tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Never reused for another interface while a link of ours names it.
+    /// The kernel's number: an interface that comes back under its old name has another.
     pub index: u32,
     pub name: String,
     pub kind: InterfaceKind,

@@ -121,6 +121,19 @@ pub(super) fn any_pinned(folder: &Path) -> Result<bool, DataPathError> {
     Ok(!names(folder)?.is_empty())
 }
 
+/// Detaches every link that is pinned in a folder, whoever pinned it there.
+pub(super) fn detach_all(folder: &Path) -> Result<(), DataPathError> {
+    for name in names(folder)? {
+        let path = folder.join(name);
+        match sys::open_pin(&path) {
+            Ok((link, ObjectKind::Link)) => sys::link_detach(link.as_fd()),
+            Ok((_, ObjectKind::Map | ObjectKind::Program | ObjectKind::Other)) => {}
+            Err(source) => return Err(DataPathError::Pin { operation: "open", path, source }),
+        }
+    }
+    Ok(())
+}
+
 fn names(folder: &Path) -> Result<Vec<String>, DataPathError> {
     let failed = |source| DataPathError::Pin { operation: "read the folder", path: folder.to_owned(), source };
     let entries = std::fs::read_dir(folder).map_err(failed)?;
@@ -228,7 +241,9 @@ impl Links {
             sys::pin(link.as_fd(), &place).map_err(failed(&place, "pin"))?;
         }
         crash::point("link-after-pin");
-        self.held.insert(attachment, Held { fd: link, id, copy });
+        if let Some(old) = self.held.insert(attachment, Held { fd: link, id, copy }) {
+            sys::link_detach(old.fd.as_fd());
+        }
         Ok(())
     }
 
@@ -251,7 +266,11 @@ impl Links {
     /// Unpins and so detaches. Nothing happens if there is no such link.
     pub(super) fn remove(&mut self, attachment: Attachment) -> Result<(), DataPathError> {
         match self.held.remove(&attachment) {
-            Some(_) => unlink(&self.path(attachment)),
+            Some(held) => {
+                unlink(&self.path(attachment))?;
+                sys::link_detach(held.fd.as_fd());
+                Ok(())
+            }
             None => Ok(()),
         }
     }

@@ -8,6 +8,7 @@
 //! Programs, links and maps are pinned, so that all of it outlives the agent. A starting agent adopts what it finds after
 //! checking it, swaps the programs, and opens nothing.
 
+mod cgroup;
 mod clsact;
 mod counters;
 mod cover;
@@ -34,7 +35,7 @@ use std::{
 use portcullis_common::layout::LAYOUT_VERSION;
 
 use self::{
-    cover::CgroupRoot,
+    cgroup::CgroupRoot,
     coverage::{Coverage, XdpState},
     gates::{GateView, Gates, Slot},
     host::HostLock,
@@ -269,6 +270,9 @@ pub fn uninstall_and_open_gates(agent: &Agent) -> Result<(), DataPathError> {
         }
     }
     for folder in versions(&agent.bpffs)? {
+        if folder.join("links").exists() {
+            links::detach_all(&folder.join("links"))?;
+        }
         std::fs::remove_dir_all(&folder).map_err(|source| DataPathError::Pin {
             operation: "remove",
             path: folder,

@@ -19,6 +19,7 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+const BPF_LINK_DETACH: libc::c_int = 34;
 
 /// `enum bpf_attach_type`, those that are used.
 #[repr(u32)]
@@ -135,6 +136,13 @@ pub(super) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     bpf(BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
+/// Detaches a link at once. Without this the kernel does it some time after the last descriptor and pin are gone. A link
+/// that is dead already, or of a kernel without the command (5.9), is left to that.
+pub(super) fn link_detach(link: BorrowedFd<'_>) {
+    let mut attr = [raw(link)];
+    let _ = bpf(BPF_LINK_DETACH, &mut attr);
+}
+
 /// Pins an object.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     #[repr(C)]
@@ -221,6 +229,13 @@ pub(super) fn program_name(id: u32) -> io::Result<String> {
     let info = object_info::<10>(program.as_fd())?;
     let name: Vec<u8> = info[8..10].iter().flat_map(|word| word.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
     Ok(String::from_utf8_lossy(&name).into_owned())
+}
+
+/// Returns when every BPF program that ran at the call has ended: a grace period of RCU, some milliseconds.
+pub(super) fn wait_out_programs() -> io::Result<()> {
+    // SAFETY: the call takes three numbers and touches no memory of ours.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// The programs of a TCX hook in the order in which they run. `EINVAL`: this kernel has no TCX.

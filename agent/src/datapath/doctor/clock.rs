@@ -7,7 +7,7 @@ use crate::{config::model::Agent, datapath::sys};
 const CHRONY_DEFAULT: u32 = 83_333;
 
 /// In a time namespace user space and the kernel programs read different boot clocks.
-pub(super) fn namespace() -> Check {
+pub fn namespace() -> Check {
     const NAME: &str = "time namespace";
     match std::fs::read_to_string("/proc/self/timens_offsets") {
         Ok(offsets) if boottime_is_shifted(&offsets) => Check::fail(
