@@ -8,6 +8,9 @@ use std::{
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_LINK_CREATE: libc::c_int = 28;
 
+/// What the kernel lists the programs by.
+pub(crate) const NAME: &str = "stranger";
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hook {
     Xdp,
@@ -80,6 +83,9 @@ fn load(hook: Hook) -> io::Result<OwnedFd> {
     attr[1] = u32::try_from(instructions.len()).unwrap();
     attr[2..4].copy_from_slice(&halves(instructions.as_ptr().expose_provenance()));
     attr[4..6].copy_from_slice(&halves(license.as_ptr().expose_provenance()));
+    for (word, bytes) in attr[12..].iter_mut().zip(NAME.as_bytes().chunks(4)) {
+        *word = u32::from_ne_bytes(bytes.try_into().unwrap());
+    }
     bpf(BPF_PROG_LOAD, &attr)
 }
 

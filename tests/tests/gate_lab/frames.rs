@@ -86,7 +86,7 @@ pub(crate) fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, payload: &[u8]) -> Ve
 pub(crate) fn extended(headers: &[u8], last: u8, payload: &[u8]) -> (u8, Vec<u8>) {
     headers.iter().rev().fold((last, payload.to_vec()), |(next, rest), header| {
         let mut packet = match *header {
-            ROUTING => vec![next, 0, 4, 0, 0, 0, 0, 0],
+            ROUTING => vec![next, 0, 0, 0, 0, 0, 0, 0],
             FRAGMENT => vec![next, 0, 0, 0, 0, 0, 0, 7],
             _ => vec![next, 0, 1, 4, 0, 0, 0, 0],
         };

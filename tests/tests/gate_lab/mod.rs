@@ -4,6 +4,7 @@
 pub(crate) mod foreign;
 pub(crate) mod frames;
 pub(crate) mod wire;
+pub(crate) mod writer;
 
 use std::{fs::File, io::Write, time::Duration};
 
