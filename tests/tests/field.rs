@@ -392,7 +392,7 @@ fn without_sys_admin(command: &mut Command) {
 
 #[test]
 fn f19_without_bpf_the_agent_is_not_ready_and_says_why() {
-    let world = World::new("f19-seccomp");
+    let world = World::new("f19-bpf");
     let node = world.node("node");
     let config = f19_config(&node, &node.bpffs().join("portcullis"));
     let config = config.to_str().unwrap();
@@ -402,11 +402,11 @@ fn f19_without_bpf_the_agent_is_not_ready_and_says_why() {
     assert!(!node.socket().exists(), "it answers");
     let (code, log) = f19_run(&node, "doctor", &["doctor", "--config", config], without_bpf);
     assert_eq!(code, 1);
-    assert!(log.contains("seccomp"), "{log}");
+    assert!(log.contains("bpf(): the system call is refused, by seccomp"), "{log}");
     // Control: the same without the filter.
     let (code, log) = f19_run(&node, "doctor-free", &["doctor", "--config", config], |_| {});
     assert_eq!(code, 0, "{log}");
-    assert!(!log.contains("seccomp"), "{log}");
+    assert!(log.contains("bpf(): the system call is allowed"), "{log}");
 }
 
 #[test]
