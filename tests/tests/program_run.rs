@@ -20,12 +20,12 @@ use aya::{
 };
 use datapath_lab::{index, lab, run};
 use frames::{
-    ARP, DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, IPV4, IPV6, Mac, Piece, QINQ, ROUTING, SCTP, TCP, UDP,
-    VLAN,
+    ARP, DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, IPV4, IPV6, Mac, Piece, QINQ, ROUTING, SCTP, TCP,
+    UDP, VLAN,
 };
 use portcullis::datapath::{OBJECT, gates::boot_now};
 use portcullis_common::layout::{
-    ANY_PROTOCOL, Address, Gate, LAYOUT_VERSION, Rule, RuleSet, Settings, maps, programs, roles,
+    ANY_PROTOCOL, Address, Gate, LAYOUT_VERSION, MAX_GATES, Rule, RuleSet, Settings, maps, programs, roles,
 };
 
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
@@ -35,6 +35,8 @@ const WHOLE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 101);
 const PEER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PEER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 const PORT: u16 = 5432;
+/// Has nothing to do with it.
+const STRANGER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
 const MAC: Mac = [2, 0, 0, 0, 0, 1];
 const ACK: u8 = 0x10;
 
@@ -114,8 +116,15 @@ fn cases(way: Way) -> Vec<Case> {
 
     let options = [1; 40];
     case("IPv4 options", frame(&[], IPV4, &v4_with(VIP, PORT, Piece::default(), &options)), services, true);
-    case("IPv4 options, another port", frame(&[], IPV4, &v4_with(VIP, PORT + 1, Piece::default(), &options)), foreign, true);
-    for (name, offset, more) in [("first fragment", 0, true), ("middle fragment", 64, true), ("last fragment", 64, false)] {
+    case(
+        "IPv4 options, another port",
+        frame(&[], IPV4, &v4_with(VIP, PORT + 1, Piece::default(), &options)),
+        foreign,
+        true,
+    );
+    for (name, offset, more) in
+        [("first fragment", 0, true), ("middle fragment", 64, true), ("last fragment", 64, false)]
+    {
         let piece = Piece { identification: 7, offset, more };
         case(name, frame(&[], IPV4, &v4_with(VIP, PORT + 1, piece, &[])), services, false);
         let (from, to) = ends6();
@@ -153,21 +162,39 @@ fn cases(way: Way) -> Vec<Case> {
     case("ping to a whole address", frame(&[], IPV4, &frames::ipv4(whole.0, whole.1, ICMP, &ping)), services, true);
     for (name, port, whose) in [("an error about a flow", PORT, services), ("about another port", PORT + 1, foreign)] {
         // The flow that the receiver of the error sent.
-        let quoted = frames::udp((ends.1, if way == Way::In { port } else { 9 }).into(), (ends.0, if way == Way::In { 9 } else { port }).into(), b"");
+        let quoted = frames::udp(
+            (ends.1, if way == Way::In { port } else { 9 }).into(),
+            (ends.0, if way == Way::In { 9 } else { port }).into(),
+            b"",
+        );
         let quoted = frames::ipv4(ends.1, ends.0, UDP, &quoted);
         let error = frames::icmp(3, 3, &[&[0; 4], &quoted[..]].concat());
         case(name, frame(&[], IPV4, &frames::ipv4(ends.0, ends.1, ICMP, &error)), whose, true);
     }
-    let other = frames::icmp(3, 3, &[&[0; 4], &frames::ipv4(PEER, PEER, UDP, &[0; 8])[..]].concat());
-    case("an error about nobody's flow", frame(&[], IPV4, &frames::ipv4(ends.0, ends.1, ICMP, &other)), services, false);
+    let other = frames::icmp(3, 3, &[&[0; 4], &frames::ipv4(STRANGER, PEER, UDP, &[0; 8])[..]].concat());
+    case(
+        "an error about nobody's flow",
+        frame(&[], IPV4, &frames::ipv4(ends.0, ends.1, ICMP, &other)),
+        services,
+        false,
+    );
 
     // A question for the address, and the address's word about itself.
-    let arp = if way == Way::In { frames::arp(1, (MAC, PEER), ([0; 6], VIP)) } else { frames::arp(2, (MAC, VIP), (MAC, PEER)) };
+    let arp = if way == Way::In {
+        frames::arp(1, (MAC, PEER), ([0; 6], VIP))
+    } else {
+        frames::arp(2, (MAC, VIP), (MAC, PEER))
+    };
     case("ARP", frame(&[], ARP, &arp), services, true);
     let gratuitous = frames::arp(1, (MAC, VIP), ([0; 6], VIP));
     let whose = if way == Way::Out { services } else { foreign };
     case("gratuitous ARP", frame(&[], ARP, &gratuitous), whose, true);
-    case("ARP of others", frame(&[], ARP, &frames::arp(1, (MAC, PEER), ([0; 6], Ipv4Addr::new(10, 0, 0, 9)))), foreign, true);
+    case(
+        "ARP of others",
+        frame(&[], ARP, &frames::arp(1, (MAC, PEER), ([0; 6], Ipv4Addr::new(10, 0, 0, 9)))),
+        foreign,
+        true,
+    );
     let (kind, option, from, to) = if way == Way::In { (135, 1, PEER6, VIP6) } else { (136, 2, VIP6, PEER6) };
     let message = frames::icmpv6(from, to, kind, 0, &frames::neighbour(VIP6, option, MAC));
     case("neighbour discovery", frame(&[], IPV6, &frames::ipv6(from, to, ICMPV6, &message)), services, true);
@@ -193,7 +220,13 @@ impl Loaded {
             program.load().unwrap();
         }
         let own = roles::LOCAL | roles::NEIGHBOURS;
-        let rule = |protocol, first, last| Rule { port_first: first, port_last: last, protocol, roles: own, ..Rule::default() };
+        let rule = |protocol, first, last| Rule {
+            port_first: first,
+            port_last: last,
+            protocol,
+            roles: own,
+            ..Rule::default()
+        };
         let set = |rules: &[Rule]| {
             let mut set = RuleSet { count: u32::try_from(rules.len()).unwrap(), ..RuleSet::default() };
             set.rules[..rules.len()].copy_from_slice(rules);
@@ -266,7 +299,9 @@ fn with_every_gate(judge: impl Fn(&str, &Loaded, bool) + Send + 'static) {
         run("ip link add v0 type veth peer name v1");
         for (origin, object) in objects() {
             let mut loaded = Loaded::new(&object, index("v0"));
-            for (state, deadline, open) in [("open", u64::MAX, true), ("closed", 7, false), ("expired", boot_now().as_nanos(), false)] {
+            for (state, deadline, open) in
+                [("open", u64::MAX, true), ("closed", 7, false), ("expired", boot_now().as_nanos(), false)]
+            {
                 loaded.set_deadline(deadline);
                 judge(&format!("{origin} object, gate {state}"), &loaded, open);
             }
@@ -315,7 +350,12 @@ fn xdp_judges_every_class_of_packet() {
             assert_eq!(loaded.xdp_passes(program, &case.frame), expected, "{what}: {program}: {}", case.name);
             // What this one does not read it leaves to tc, and never drops what is not the service's.
             let program = programs::XDP;
-            assert_eq!(loaded.xdp_passes(program, &case.frame), expected || !case.simple, "{what}: {program}: {}", case.name);
+            assert_eq!(
+                loaded.xdp_passes(program, &case.frame),
+                expected || !case.simple,
+                "{what}: {program}: {}",
+                case.name
+            );
         }
         println!("{what}: both XDP programs: {} packets", cases.len());
     });
@@ -334,7 +374,7 @@ fn a_rule_of_no_gate_drops() {
             loaded.object.map_mut(maps::ADDRESSES).unwrap().try_into().unwrap();
         let mut set = addresses.get(&Address::v4(VIP.octets()), 0).unwrap();
         for rule in &mut set.rules {
-            rule.gate = u32::MAX;
+            rule.gate = MAX_GATES;
         }
         addresses.insert(Address::v4(VIP.octets()), set, 0).unwrap();
         assert!(!loaded.tc_passes(programs::TC_IN, frame));

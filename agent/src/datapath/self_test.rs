@@ -131,7 +131,9 @@ impl DataPath {
         let context = self.received(packet);
         let options = TestRunOptions { data_in: Some(packet), ctx_in: Some(&context), ..TestRunOptions::default() };
         let run = match self.programs.xdp()?.test_run(options) {
-            Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EINVAL) => return Ok(()),
+            Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EINVAL) => {
+                return Ok(());
+            }
             run => run.map_err(|source| SelfTestError::Run { program, source: Box::new(source) })?,
         };
         let found = match run.return_value {
