@@ -356,7 +356,7 @@ fn without_bpf(command: &mut Command) {
     const RETURN: u16 = 0x06;
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let bpf = u32::try_from(libc::SYS_bpf).unwrap();
-    let filter = vec![
+    let filter = [
         instruction(LOAD_NUMBER, 0, 0, 0),
         instruction(JUMP_EQUAL, 0, 1, bpf),
         instruction(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned()),

@@ -49,7 +49,7 @@ impl Link {
         Self { client: end(client), node: end(node) }
     }
 
-    fn from_client(&self, ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    fn by_client(&self, ethertype: u16, packet: &[u8]) -> Vec<u8> {
         frames::ethernet(self.node.1, self.client.1, &[], ethertype, packet)
     }
 
@@ -63,7 +63,7 @@ impl Link {
     fn solicitation(&self, target: Ipv6Addr) -> Vec<u8> {
         let body = frames::neighbour(target, 1, self.client.1);
         let message = frames::icmpv6(CLIENT6, target, 135, 0, &body);
-        self.from_client(frames::IPV6, &frames::ipv6(CLIENT6, target, frames::ICMPV6, &message))
+        self.by_client(frames::IPV6, &frames::ipv6(CLIENT6, target, frames::ICMPV6, &message))
     }
 }
 
@@ -204,11 +204,9 @@ fn f16_the_fenced_node_reaches_the_new_holder() {
         .cut("client to service", Flow::udp(&client, "10.9.0.1:0", &node, "10.9.0.100:7001"))
         .judge_closed(&mut service, |_| {});
 
-    for (address, address6) in [("10.9.0.100/32", "fd09::100/128")] {
+    for address in ["10.9.0.100/32", "fd09::100/128"] {
         node.remove_address("eth0", address);
-        node.remove_address("eth0", address6);
         successor.add_address("eth0", address);
-        successor.add_address("eth0", address6);
     }
     client.ip("neigh flush dev eth0");
     // With no neighbour known: each of these asks for the address first.
@@ -245,7 +243,7 @@ fn fragments_begun_before_closing_are_not_completed_after_it() {
     let inbox = Inbox::open(&node, &["10.9.0.100:7000", "[fd09::100]:7000"], "10.9.0.2:7000");
     let control = SocketAddr::from((NODE, 7000));
     let marker = frames::ipv4(CLIENT, NODE, frames::UDP, &frames::udp((CLIENT, 7).into(), control, b"control"));
-    let marker = link.from_client(frames::IPV4, &marker);
+    let marker = link.by_client(frames::IPV4, &marker);
 
     // The first piece and the second of each of `count` datagrams, in both families.
     let pieces = |first_identification: u16, count: u16| {
@@ -257,10 +255,10 @@ fn fragments_begun_before_closing_are_not_completed_after_it() {
                 let piece = Piece { identification, offset, more };
                 let range = usize::from(offset)..if more { 32 } else { 64 };
                 let packet = frames::ipv4_with(CLIENT, vip(), frames::UDP, piece, &[], &datagram[range.clone()]);
-                pieces.push(link.from_client(frames::IPV4, &packet));
+                pieces.push(link.by_client(frames::IPV4, &packet));
                 let packet = frames::ipv6_piece(frames::UDP, piece, &datagram6[range]);
                 let packet = frames::ipv6(CLIENT6, vip6(), frames::FRAGMENT, &packet);
-                pieces.push(link.from_client(frames::IPV6, &packet));
+                pieces.push(link.by_client(frames::IPV6, &packet));
             }
         }
         (firsts, seconds)
@@ -299,16 +297,16 @@ fn icmp_of_the_address_is_the_service_s() {
     service.open();
     let ping = |target: Ipv4Addr| {
         let message = frames::icmp(8, 0, &[0, 1, 0, 1, 0xaa]);
-        link.from_client(frames::IPV4, &frames::ipv4(CLIENT, target, frames::ICMP, &message))
+        link.by_client(frames::IPV4, &frames::ipv4(CLIENT, target, frames::ICMP, &message))
     };
     let ping6 = |target: Ipv6Addr| {
         let message = frames::icmpv6(CLIENT6, target, 128, 0, &[0, 1, 0, 1, 0xaa]);
-        link.from_client(frames::IPV6, &frames::ipv6(CLIENT6, target, frames::ICMPV6, &message))
+        link.by_client(frames::IPV6, &frames::ipv6(CLIENT6, target, frames::ICMPV6, &message))
     };
     // A port at which nobody listens: the answer is an error from the address.
     let knock = |target: Ipv4Addr| {
         let datagram = frames::udp((CLIENT, 7).into(), (target, 9).into(), b"?");
-        link.from_client(frames::IPV4, &frames::ipv4(CLIENT, target, frames::UDP, &datagram))
+        link.by_client(frames::IPV4, &frames::ipv4(CLIENT, target, frames::UDP, &datagram))
     };
     // The client knows where the answers go.
     let client_known = |host: &Node| {
@@ -373,11 +371,11 @@ fn an_icmp_error_about_another_port_passes() {
         let quoted = frames::udp((vip(), port).into(), (CLIENT, 4000).into(), b"x");
         let quoted = frames::ipv4(vip(), CLIENT, frames::UDP, &quoted);
         let unreachable = frames::icmp(3, 3, &[&[0; 4], &quoted[..]].concat());
-        let frame = link.from_client(frames::IPV4, &frames::ipv4(CLIENT, vip(), frames::ICMP, &unreachable));
+        let frame = link.by_client(frames::IPV4, &frames::ipv4(CLIENT, vip(), frames::ICMP, &unreachable));
         link.client.0.send(&frame);
         // A datagram of the other port tells that the error before it was judged.
         let marker = frames::udp((CLIENT, 7).into(), (NODE, 7999).into(), b"control");
-        let marker = link.from_client(frames::IPV4, &frames::ipv4(CLIENT, NODE, frames::UDP, &marker));
+        let marker = link.by_client(frames::IPV4, &frames::ipv4(CLIENT, NODE, frames::UDP, &marker));
         let inbox = Inbox::open(&node, &[], "10.9.0.2:7999");
         inbox.deliver(&link.client.0, &[], &marker);
         socket.take_error().unwrap().is_some()

@@ -58,7 +58,7 @@ pub(crate) fn ipv4_with(
     let mut header = vec![0x40 | u8::try_from(header_length / 4).unwrap(), 0];
     header.extend(short(header_length + payload.len()));
     header.extend(piece.identification.to_be_bytes());
-    header.extend((u16::from(piece.more) << 13 | piece.offset / 8).to_be_bytes());
+    header.extend(((u16::from(piece.more) << 13) | (piece.offset / 8)).to_be_bytes());
     header.extend([64, protocol, 0, 0]);
     header.extend(from.octets());
     header.extend(to.octets());
