@@ -425,7 +425,7 @@ fn f19_without_a_bpffs_the_agent_is_not_ready_and_says_why() {
     assert!(log.contains("mount -t bpf") && log.contains(place.to_str().unwrap()), "{log}");
     assert!(!node.socket().exists(), "it answers");
     let (_, log) = f19_run(&node, "doctor", &["doctor", "--config", config], without_sys_admin);
-    assert!(log.contains("mount -t bpf"), "{log}");
+    assert!(log.contains(&format!("mount -t bpf bpf {}", place.display())), "{log}");
     // A file system that takes no folders.
     let config = f19_config(&node, Path::new("/proc/portcullis"));
     let (code, log) = f19_run(&node, "agent-proc", &["agent", "--config", config.to_str().unwrap()], |_| {});

@@ -59,14 +59,13 @@ impl HostLock {
 ///
 /// It is mounted on `folder` itself, or on `/sys/fs/bpf` if the folder lies below it: sysfs has no room for folders.
 pub(super) fn ensure_bpffs(folder: &Path) -> Result<(), DataPathError> {
-    const KERNELS_OWN: &str = "/sys/fs/bpf";
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source: io::Error| DataPathError::Bpffs { path, source }
     };
     let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     if !is_bpffs(existing).map_err(failed(existing))? {
-        let place = if folder.starts_with(KERNELS_OWN) { Path::new(KERNELS_OWN) } else { folder };
+        let place = mount_point(folder);
         std::fs::create_dir_all(place).map_err(failed(place))?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount("bpf", place, "bpf", flags, c"mode=0700").map_err(|error| failed(place)(error.into()))?;
@@ -76,6 +75,12 @@ pub(super) fn ensure_bpffs(folder: &Path) -> Result<(), DataPathError> {
         path: folder.to_owned(),
         source,
     })
+}
+
+/// Where a BPF file system is to be mounted for `folder`.
+pub(super) fn mount_point(folder: &Path) -> &Path {
+    const KERNELS_OWN: &str = "/sys/fs/bpf";
+    if folder.starts_with(KERNELS_OWN) { Path::new(KERNELS_OWN) } else { folder }
 }
 
 pub(super) fn is_bpffs(path: &Path) -> io::Result<bool> {

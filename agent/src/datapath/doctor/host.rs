@@ -103,7 +103,10 @@ pub(super) fn bpffs(agent: &Agent) -> Check {
         Ok(false) => Check::fail(
             NAME,
             format!("{place} is on none, and the agent may not mount one"),
-            "`mount -t bpf bpf /sys/fs/bpf` before the agent starts",
+            format!(
+                "`mount -t bpf bpf {}` before the agent starts, or give it CAP_SYS_ADMIN",
+                host::mount_point(&agent.bpffs).display()
+            ),
         ),
         Err(error) => Check::fail(NAME, format!("{place}: {error}"), "set `bpffs` to a folder that root can reach"),
     }
