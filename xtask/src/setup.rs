@@ -100,12 +100,13 @@ fn find() -> anyhow::Result<Vec<Missing>> {
     if in_path("bpf-linker").is_none() {
         missing.extend(linker(compiler.as_deref())?);
     }
+    // Not optimised: that takes minutes, and reading three lock files a second.
     if in_path("cargo-deny").is_none() {
         missing.push(Missing {
             what: "cargo-deny".to_owned(),
             why: "licences and sources of dependencies are checked",
             how: Install::Cargo {
-                arguments: ["cargo-deny", "--version", CARGO_DENY, "--locked"].map(str::to_owned).to_vec(),
+                arguments: ["cargo-deny", "--version", CARGO_DENY, "--locked", "--debug"].map(str::to_owned).to_vec(),
                 variables: Vec::new(),
             },
         });
