@@ -332,6 +332,15 @@ impl Host {
         }
     }
 
+    /// Compares every gate with what was last written to it. A gate that somebody else wrote is closed.
+    pub(super) fn look_at_gates(&mut self) {
+        for index in 0..self.services.len() {
+            if let Some(found) = self.service(index).and_then(|service| service.gate.written_by_others()) {
+                self.input(index, Input::GateWritten { found: BootInstant::from_nanos(found) });
+            }
+        }
+    }
+
     /// Looks, on a thread of its own, for listeners at a service's address that no selector matches.
     pub(super) fn look_for_listeners(&self) {
         let (board, rules) = (Arc::clone(&self.board), self.rules.clone());
@@ -454,6 +463,17 @@ impl Host {
             Event::HeldButCut { token, why } => {
                 tracing::error!(service, token, why, "the lease is held, but the service is cut");
                 (EventKind::Degraded, format!("the lease is held, but the service is cut: {why}"))
+            }
+            Event::GateWritten { found } => {
+                let detail = format!(
+                    "somebody else wrote {} to the gate: it was closed; find out who writes to the pinned maps",
+                    found.as_nanos()
+                );
+                tracing::error!(service, detail, "the gate was not as this agent left it");
+                if let Some(service) = self.service_mut(index) {
+                    service.meddled = Some(detail.clone());
+                }
+                (EventKind::Degraded, detail)
             }
             Event::ClockUnfit { why } => {
                 tracing::error!(service, why, "the boot clock cannot be trusted");

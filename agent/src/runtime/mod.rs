@@ -38,7 +38,8 @@ use crate::{
     lease::store::StateError,
 };
 
-/// How often the attachment of every program is looked at again. What was lost is lost for at most this long.
+/// How often the attachment of every program and the value of every gate are looked at again. What was lost is lost for at
+/// most this long.
 const VERIFY_EVERY: Duration = Duration::from_secs(2);
 /// How often listeners that no selector covers are looked for.
 const LISTENERS_EVERY: Duration = Duration::from_secs(10);
@@ -170,7 +171,10 @@ impl Host {
             Event::Written(written) => self.written(written),
             Event::Due => self.due(),
             Event::Interfaces => self.interfaces_changed(),
-            Event::Verify => self.look_again(),
+            Event::Verify => {
+                self.look_again();
+                self.look_at_gates();
+            }
             Event::Listeners => self.look_for_listeners(),
             Event::Clock => self.check_clock(),
             Event::Reload => {

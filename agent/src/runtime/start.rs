@@ -173,6 +173,7 @@ impl Host {
             closed_at: now,
             wake: None,
             verify: VecDeque::new(),
+            meddled: None,
             not_durable: None,
         }));
         self.carry_out(index, actions);
