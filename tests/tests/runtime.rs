@@ -1,4 +1,4 @@
-//! What the agent makes of a gate that somebody else wrote.
+//! What the agent makes of a gate that somebody else wrote, and of a service that leaves and comes back.
 
 use std::time::Duration;
 
@@ -9,6 +9,8 @@ use portcullis_tests::{
 };
 use serde_json::{Value, json};
 
+/// No service at all.
+const EMPTY: &str = "";
 const WEB: &str = r#"
 [[service]]
 name = "web"
@@ -91,4 +93,66 @@ fn a_fence_by_hand_closes_a_fenced_gate_whatever_it_holds() {
     // Another fence number: it was closed again, and what is confirmed now was looked at after that.
     assert!(is_fenced(&node) && node.deadline("web") > before);
     web(&agent, |service| is_confirmed(service) && says(service, "reason", "drill"));
+}
+
+#[test]
+fn a_hold_is_back_in_force_with_its_service() {
+    let (_world, node) = world("hold-comes-back");
+    let mut agent = node.agent(WEB);
+    let fenced =
+        agent.request("POST", "/v1/services/web/fence", Some(&json!({ "reason": "drill" }))).expect("answered");
+    assert_eq!(fenced.status, 200, "{fenced:?}");
+    let leave_and_return = |agent: &Agent| {
+        agent.configure(EMPTY);
+        reload(agent, &["web"], &[]);
+        agent.configure(WEB);
+        reload(agent, &[], &["web"]);
+        let service = web(agent, is_confirmed);
+        assert_eq!(service["manual_hold"]["reason"], "drill", "{service}");
+    };
+    leave_and_return(&agent);
+    acquire(&agent);
+    let service = web(&agent, is_confirmed);
+    assert!(is_fenced(&node), "{service}");
+    // Also one that an agent without the service found on its disk.
+    agent.configure(EMPTY);
+    agent.restart();
+    agent.configure(WEB);
+    reload(&agent, &[], &["web"]);
+    assert_eq!(web(&agent, is_confirmed)["manual_hold"]["reason"], "drill");
+    let unfenced = agent.request("POST", "/v1/services/web/unfence", Some(&json!({ "reason": "over" })));
+    assert_eq!(unfenced.expect("answered").status, 200);
+    agent.configure(EMPTY);
+    reload(&agent, &["web"], &[]);
+    agent.configure(WEB);
+    reload(&agent, &[], &["web"]);
+    assert_eq!(web(&agent, is_confirmed)["manual_hold"], Value::Null);
+}
+
+#[test]
+fn a_service_that_comes_back_opens_by_a_new_proof_alone() {
+    let (_world, node) = world("lease-comes-back");
+    let agent = node.agent(WEB);
+    let token = acquire(&agent);
+    web(&agent, |service| service["state"] == "serving");
+    agent.configure(EMPTY);
+    reload(&agent, &["web"], &[]);
+    let renewal = json!({ "token": token });
+    let renew = || agent.request("PUT", "/v1/services/web/lease", Some(&renewal)).expect("answered");
+    assert_eq!(renew().status, 404);
+    agent.configure(WEB);
+    reload(&agent, &[], &["web"]);
+    // The lease is held, and the proofs of it are of before.
+    let service = web(&agent, is_confirmed);
+    assert!(service["holder"] == "test" && service["token"].is_null() && is_fenced(&node), "{service}");
+    assert_eq!(renew().status, 200);
+    web(&agent, |service| service["state"] == "serving");
+}
+
+#[track_caller]
+fn reload(agent: &Agent, removed: &[&str], added: &[&str]) {
+    let reloaded = agent.request("POST", "/v1/reload", None).expect("answered");
+    assert_eq!(reloaded.status, 200, "{reloaded:?}");
+    let reloaded = reloaded.json();
+    assert!(reloaded["removed"] == json!(removed) && reloaded["added"] == json!(added), "{reloaded}");
 }

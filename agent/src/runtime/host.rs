@@ -32,6 +32,7 @@ use crate::{
     datapath::{Change as InterfaceChange, gates::NotOurs},
     lease::{
         local::{LocalLeases, Reservation},
+        store::HoldRecord,
         writer::{Change, WriteError, Writer},
     },
 };
@@ -66,6 +67,8 @@ pub(super) struct Host {
     /// `None`: the service has left the configuration.
     pub(super) services: Vec<Option<Service>>,
     pub(super) by_name: BTreeMap<String, Index>,
+    /// Services held by hand that are not configured now: a hold is of the name, and back in force with it.
+    pub(super) holds: BTreeMap<String, HoldRecord>,
     pub(super) leases: LocalLeases,
     pub(super) writer: Writer,
     pub(super) writes: Writes,

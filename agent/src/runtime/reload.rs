@@ -76,7 +76,7 @@ impl Host {
                 None => {
                     reloaded.added.push(settings.name.clone());
                     let mark = self.leases.mark(&settings.name);
-                    self.adopt(settings, slot, mark, None);
+                    self.adopt(settings, slot, mark);
                 }
                 Some((index, before)) => {
                     if *before != settings {
@@ -101,6 +101,7 @@ impl Host {
         self.board.hide(name);
         if let Some(mut service) = self.services.get_mut(index).and_then(Option::take) {
             service.gate.close();
+            self.holds.extend(service.hold.map(|hold| (name.to_owned(), hold)));
             if let Some(wake) = service.wake {
                 self.calendar.remove(&(wake, index));
             }

@@ -14,7 +14,7 @@ use tokio::sync::broadcast;
 use super::{
     RuntimeError, Writes,
     board::{Board, Facts, SharedDataPath, lock},
-    host::{Host, Index},
+    host::Host,
     service::{self, Service},
 };
 use crate::{
@@ -95,6 +95,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         datapath,
         services: Vec::new(),
         by_name: BTreeMap::new(),
+        holds,
         leases,
         writer,
         writes: Writes::new(),
@@ -110,8 +111,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
     };
     for (settings, slot) in services.into_iter().zip(slots) {
         let mark = marks.get(&settings.name).copied().unwrap_or(0);
-        let hold = holds.get(&settings.name).cloned();
-        host.adopt(settings, slot, mark, hold);
+        host.adopt(settings, slot, mark);
     }
     if host.config.agent.attach == Attach::OnFence {
         host.board.show_degraded(vec![
@@ -156,8 +156,9 @@ pub(super) fn compile(
 }
 
 impl Host {
-    /// Takes a service on: fenced, or as an earlier agent left its open gate.
-    pub(super) fn adopt(&mut self, settings: model::Service, slot: Slot, mark: u64, hold: Option<HoldRecord>) -> Index {
+    /// Takes a service on: fenced, or as an earlier agent left its open gate. A hold of its name is in force.
+    pub(super) fn adopt(&mut self, settings: model::Service, slot: Slot, mark: u64) {
+        let hold = self.holds.remove(&settings.name);
         let gate = lock(&self.datapath).gates().gate(slot);
         let found = service::found(&gate, mark, hold.is_some());
         let now = boot_now();
@@ -177,6 +178,5 @@ impl Host {
             not_durable: None,
         }));
         self.carry_out(index, actions);
-        index
     }
 }
