@@ -1,6 +1,7 @@
-//! What the agent makes of a gate that somebody else wrote, and of a service that leaves and comes back.
+//! What the agent makes of a gate that somebody else wrote, of a service that leaves and comes back, and of a clock that
+//! it cannot read.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use portcullis::core::time::BootInstant;
 use portcullis_tests::{
@@ -155,4 +156,51 @@ fn reload(agent: &Agent, removed: &[&str], added: &[&str]) {
     assert_eq!(reloaded.status, 200, "{reloaded:?}");
     let reloaded = reloaded.json();
     assert!(reloaded["removed"] == json!(removed) && reloaded["added"] == json!(added), "{reloaded}");
+}
+
+/// From here on no process that this thread starts can read the clock's slew rate.
+fn refuse_adjtimex() {
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let is = |number: libc::c_long, skip| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: skip,
+        jf: 0,
+        k: u32::try_from(number).expect("a system call's number"),
+    };
+    let give = |k| libc::sock_filter { code: RETURN, jt: 0, jf: 0, k };
+    let mut filter = [
+        // The system call's number is the first word.
+        libc::sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: 0 },
+        is(libc::SYS_adjtimex, 2),
+        is(libc::SYS_clock_adjtime, 1),
+        give(libc::SECCOMP_RET_ALLOW),
+        give(libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs()),
+    ];
+    let program = libc::sock_fprog { len: 5, filter: filter.as_mut_ptr() };
+    // SAFETY: changes a flag of this thread alone.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: `program` and the filter that it points at outlive the call, which copies them.
+    let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn an_unfit_clock_holds_for_a_service_that_comes_later() {
+    let story = || {
+        let (_world, node) = world("unfit-later");
+        refuse_adjtimex();
+        let agent = node.agent(EMPTY);
+        agent.configure(WEB);
+        reload(&agent, &[], &["web"]);
+        let unfit = |service: &Value| says(service, "degraded", "boot clock");
+        assert!(unfit(&web(&agent, is_confirmed)));
+        acquire(&agent);
+        // An opening takes some system calls; the look at the status comes after all of them.
+        let service = web(&agent, is_confirmed);
+        assert!(unfit(&service) && is_fenced(&node), "{service}");
+    };
+    // In a thread of its own, which the refusal ends with.
+    if let Err(panic) = thread::spawn(story).join() {
+        std::panic::resume_unwind(panic);
+    }
 }

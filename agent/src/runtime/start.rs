@@ -29,7 +29,7 @@ use crate::{
         model::{self, Agent, Attach},
         rules::RuleTable,
     },
-    core::machine::Machine,
+    core::machine::{Input, Machine},
     datapath::{
         DataPath, OBJECT, Options,
         doctor::{CheckState, clock},
@@ -156,7 +156,8 @@ pub(super) fn compile(
 }
 
 impl Host {
-    /// Takes a service on: fenced, or as an earlier agent left its open gate. A hold of its name is in force.
+    /// Takes a service on: fenced, or as an earlier agent left its open gate. What holds for every service (a hold of its
+    /// name, a clock that cannot be trusted) holds for it from here on.
     pub(super) fn adopt(&mut self, settings: model::Service, slot: Slot, mark: u64) {
         let hold = self.holds.remove(&settings.name);
         let gate = lock(&self.datapath).gates().gate(slot);
@@ -178,5 +179,8 @@ impl Host {
             not_durable: None,
         }));
         self.carry_out(index, actions);
+        if let Some(why) = self.clock_unfit.clone() {
+            self.input(index, Input::ClockUnfit { why });
+        }
     }
 }
