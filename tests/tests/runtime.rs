@@ -1,5 +1,5 @@
-//! What the agent makes of a gate that somebody else wrote, of a service that leaves and comes back, and of a clock that
-//! it cannot read.
+//! What the agent makes of a gate that somebody else wrote, of a service that leaves and comes back, of a clock that it
+//! cannot read, and of a queue that no margin covers.
 
 use std::{thread, time::Duration};
 
@@ -203,4 +203,39 @@ fn an_unfit_clock_holds_for_a_service_that_comes_later() {
     if let Err(panic) = thread::spawn(story).join() {
         std::panic::resume_unwind(panic);
     }
+}
+
+/// Gives `eth0` of the node a token bucket that holds packets back for two seconds, or takes it away.
+#[track_caller]
+fn shape(node: &Node, action: &str) {
+    let bucket = ["tbf", "rate", "1mbit", "burst", "10kb", "limit", "250000"];
+    let mut command = node.command("tc");
+    command.args(["qdisc", action, "dev", "eth0", "root"]).args(bucket.iter().filter(|_| action == "add"));
+    let output = command.output().expect("tc runs");
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn a_margin_that_does_not_cover_a_shaped_queue_is_refused() {
+    let (_world, node) = world("short-margin");
+    shape(&node, "add");
+    let refusal = node.try_agent(WEB).expect_err("the margin is 500 ms, the queue holds 2 s");
+    for words in ["margin of web, 500ms", "eth0", "tbf", "2s", "Raise `margin`"] {
+        assert!(refusal.log.contains(words), "no {words:?} in {}", refusal.log);
+    }
+    let wide = WEB.replace("500ms", "3s");
+    let agent = node.agent(&wide);
+    agent.configure(WEB);
+    let refused = agent.request("POST", "/v1/reload", None).expect("answered");
+    assert!(refused.status != 200 && refused.json().to_string().contains("eth0"), "{refused:?}");
+}
+
+#[test]
+fn a_queue_that_comes_later_is_told_until_it_goes() {
+    let (_world, node) = world("later-queue");
+    let agent = node.agent(WEB);
+    shape(&node, "add");
+    agent.until("/v1/health", |health| says(health, "degraded", "tbf of eth0"));
+    shape(&node, "del");
+    agent.until("/v1/health", |health| !says(health, "degraded", "tbf"));
 }

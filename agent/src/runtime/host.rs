@@ -85,6 +85,8 @@ pub(super) struct Host {
     pub(super) to_verify: VecDeque<Index>,
     /// What was attached when it was last looked at.
     pub(super) attached: Option<crate::datapath::coverage::Coverage>,
+    /// Why the margins do not cover the egress queues, or may not.
+    pub(super) queues: Vec<String>,
     /// Why the boot clock cannot be trusted, if so.
     pub(super) clock_unfit: Option<String>,
 }

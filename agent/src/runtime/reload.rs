@@ -6,6 +6,7 @@ use super::{
     RuntimeError,
     board::lock,
     host::{Host, Index},
+    queues::refuse_short_margins,
     service::machine_settings,
     start::{assign, compile},
 };
@@ -42,6 +43,7 @@ impl Host {
             tracing::warn!("{warning}");
         }
         let new = loaded.config;
+        refuse_short_margins(&new.services)?;
         let needs_restart = needs_restart(&self.config.agent, &new.agent);
         // What needs a restart keeps its old value until then; the rest of [agent] counts from now on.
         let agent = Agent {

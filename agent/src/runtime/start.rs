@@ -15,6 +15,7 @@ use super::{
     RuntimeError, Writes,
     board::{Board, Facts, SharedDataPath, lock},
     host::Host,
+    queues::refuse_short_margins,
     service::{self, Service},
 };
 use crate::{
@@ -57,6 +58,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
     }
     let config = loaded.config;
     refuse_other_clock()?;
+    refuse_short_margins(&config.services)?;
     let (mut datapath, adopted) = DataPath::start(&Options { agent: &config.agent, object: OBJECT })?;
     for gate in &adopted {
         let open = gate.view.is_open(boot_now());
@@ -107,6 +109,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         changed: BTreeSet::new(),
         to_verify: VecDeque::new(),
         attached: Some(coverage),
+        queues: Vec::new(),
         clock_unfit: None,
     };
     for (settings, slot) in services.into_iter().zip(slots) {
@@ -121,6 +124,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         ]);
     }
     host.check_clock();
+    host.look_at_queues();
     while let Some(index) = host.next_verification() {
         host.verify_service(index);
     }
