@@ -1,0 +1,277 @@
+//! The unit under a real systemd: what a boot, a crash, a restart, a reload, a hang and a stop do to the gates, as the
+//! peer's packets see it.
+
+use std::{fs, path::PathBuf, process::Command, time::Duration};
+
+use portcullis_tests::{
+    clock,
+    traffic::{Flow, RunningFlow},
+    world::{Machine, Namespace, World},
+};
+
+const UNIT: &str = "portcullis.service";
+const CONFIG: &str = "/etc/portcullis/portcullis.toml";
+/// The longest that the agent may be away: killed by the watchdog after five seconds, with the time to start again.
+const BACK: Duration = Duration::from_secs(20);
+
+/// One service that is held, one that nobody holds.
+const SERVICES: &str = r#"
+[[service]]
+name = "vip"
+lease = { source = "local", ttl = "10s" }
+margin = "100ms"
+addresses = ["10.9.0.100"]
+ports = ["udp/7000-7100"]
+
+[[service]]
+name = "shut"
+lease = { source = "local", ttl = "10s" }
+addresses = ["10.9.0.101"]
+ports = ["udp/7000-7100"]
+"#;
+
+fn deploy(file: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd").join(file)
+}
+
+fn shipped(file: &str) -> String {
+    fs::read_to_string(deploy(file)).unwrap_or_else(|e| panic!("read {file}: {e}"))
+}
+
+/// A client, and a machine on which the agent is installed as the README says.
+struct Story {
+    client: Namespace,
+    machine: Machine,
+    _world: World,
+}
+
+impl Story {
+    fn installed(name: &str) -> Self {
+        let world = World::new(name);
+        let client = world.namespace("client");
+        let machine = world.machine("node");
+        world.link(&client, "eth0", "10.9.0.1/24", &machine, "eth0", "10.9.0.2/24");
+        // Neighbour discovery is cut as well, and packets are to meet the gate.
+        let link = machine.ip("-o link show dev eth0");
+        let (_, mac) = link.split_once("link/ether ").expect("a veth has a MAC");
+        let mac = mac.split(' ').next().expect("split gives one part at least");
+        for address in ["10.9.0.100", "10.9.0.101"] {
+            client.ip(&format!("neigh add {address} lladdr {mac} dev eth0 nud permanent"));
+        }
+        machine.write("/etc/systemd/system/portcullis.service", &shipped("portcullis.service"));
+        machine.write("/usr/lib/sysusers.d/portcullis.conf", &shipped("portcullis.sysusers.conf"));
+        // What `systemctl enable` makes of the unit's [Install].
+        machine.write("/etc/systemd/system/sysinit.target.d/portcullis.conf", "[Unit]\nWants=portcullis.service\n");
+        machine.write(CONFIG, SERVICES);
+        Self { client, machine, _world: world }
+    }
+
+    fn booted(name: &str) -> Self {
+        let mut story = Self::installed(name);
+        for address in ["10.9.0.100/32", "10.9.0.101/32"] {
+            story.machine.add_address("eth0", address);
+        }
+        story.machine.boot();
+        story
+    }
+
+    /// Holds the lease of `vip` in a unit of its own.
+    fn hold(&self, ttl: &str) {
+        let holder = ["--unit=holder", "--", "portcullis", "run", "vip", "--ttl", ttl, "--", "sleep", "1000"];
+        self.machine.run("systemd-run", &holder);
+        self.machine.until("/v1/services/vip", |service| service["state"] == "serving");
+    }
+
+    /// Both ways through the open gate.
+    fn served(&self) -> [RunningFlow; 2] {
+        [
+            Flow::udp(&self.client, "10.9.0.1:0", &self.machine, "10.9.0.100:7000").start(),
+            Flow::udp(&self.machine, "10.9.0.100:7001", &self.client, "10.9.0.1:7001").start(),
+        ]
+    }
+
+    /// Both ways against the closed gate.
+    fn cut(&self) -> [RunningFlow; 2] {
+        [
+            Flow::udp(&self.client, "10.9.0.1:0", &self.machine, "10.9.0.101:7000").start_closed(),
+            Flow::udp(&self.machine, "10.9.0.101:7001", &self.client, "10.9.0.1:7002").start_closed(),
+        ]
+    }
+
+    fn main_pid(&self) -> String {
+        self.machine.property(UNIT, "MainPID")
+    }
+
+    /// Waits until systemd has another agent running than `before`.
+    fn wait_replaced(&self, before: &str) {
+        let replaced = || self.main_pid() != before && self.state() == "active";
+        assert!(clock::wait_until(BACK, replaced), "the agent is not replaced\n{}", self.machine.journal());
+    }
+
+    fn state(&self) -> String {
+        self.machine.property(UNIT, "ActiveState")
+    }
+}
+
+/// Sends on for a while, past anything that a restart may have put off.
+fn judge(served: [RunningFlow; 2], cut: [RunningFlow; 2]) {
+    clock::sleep_until(clock::now().saturating_add(Duration::from_millis(300)));
+    served.into_iter().for_each(|flow| flow.stop().assert_whole());
+    cut.into_iter().for_each(|flow| flow.stop().assert_nothing_arrived());
+}
+
+#[test]
+fn boots_fenced() {
+    let mut story = Story::installed("systemd-boots");
+    let machine = &mut story.machine;
+    machine.ip("link set eth0 down");
+    // The network manager: it brings the link and the service's address up when it may.
+    machine.write(
+        "/etc/systemd/system/network-manager.service",
+        "[Unit]\nDefaultDependencies=no\nAfter=network-pre.target\n\n[Service]\nType=oneshot\nRemainAfterExit=yes\n\
+         ExecStart=ip address add 10.9.0.100/32 dev eth0\nExecStart=ip link set eth0 up\n\
+         ExecStart=sh -c 'systemctl is-active portcullis > /run/agent-then; exec portcullis status vip --json > \
+         /run/status-then'\n",
+    );
+    machine
+        .write("/etc/systemd/system/sysinit.target.d/network-manager.conf", "[Unit]\nWants=network-manager.service\n");
+    let (client, node) = (&story.client, &*story.machine);
+    let flow = Flow::udp(client, "10.9.0.1:0", node, "10.9.0.100:7000").translated_to("0.0.0.0:7000").start_closed();
+    story.machine.boot();
+    let machine = &story.machine;
+
+    assert_eq!(machine.property("network-manager.service", "Result"), "success", "{}", machine.journal());
+    assert_eq!(machine.read("/run/agent-then"), "active\n");
+    let then: serde_json::Value = serde_json::from_str(&machine.read("/run/status-then")).expect("one object");
+    assert_eq!(then["services"][0]["state"], "fenced", "{then}");
+    machine.until("/v1/services/vip", |service| service["counters"]["dropped_packets"].as_u64() > Some(0));
+    flow.stop().assert_nothing_arrived();
+
+    // It was the gate and nothing else.
+    story.hold("10s");
+    let flow = Flow::udp(&story.client, "10.9.0.1:0", &story.machine, "10.9.0.100:7000").start();
+    clock::sleep_until(clock::now().saturating_add(Duration::from_millis(100)));
+    flow.stop().assert_whole();
+}
+
+#[test]
+fn killed_and_restarted() {
+    let story = Story::booted("systemd-killed");
+    story.hold("10s");
+    let (served, cut) = (story.served(), story.cut());
+
+    let before = story.main_pid();
+    story.machine.run("systemctl", &["kill", "--kill-whom=main", "--signal=KILL", UNIT]);
+    story.wait_replaced(&before);
+    story.machine.until("/v1/services/vip", |service| service["state"] == "serving");
+
+    let before = story.main_pid();
+    story.machine.run("systemctl", &["restart", UNIT]);
+    assert_ne!(story.main_pid(), before);
+    story.machine.until("/v1/services/vip", |service| service["state"] == "serving");
+
+    // The holder's renewals reach the new agent.
+    let deadline = story.machine.deadline("vip");
+    let renewed = || story.machine.deadline("vip") > deadline;
+    assert!(clock::wait_until(Duration::from_secs(8), renewed), "nobody renews\n{}", story.machine.journal());
+    judge(served, cut);
+}
+
+#[test]
+fn reloaded() {
+    let story = Story::booted("systemd-reloaded");
+    story.hold("10s");
+    let (served, cut) = (story.served(), story.cut());
+    let before = story.main_pid();
+
+    story.machine.write(
+        CONFIG,
+        &format!(
+            "{SERVICES}\n[[service]]\nname = \"new\"\nlease = {{ source = \"local\" }}\naddresses = [\"10.9.0.102\"]\n"
+        ),
+    );
+    story.machine.run("systemctl", &["reload", UNIT]);
+    story.machine.until("/v1/services/new", |service| service["state"] == "fenced");
+
+    story.machine.write(CONFIG, &SERVICES.replace("margin", "margim"));
+    let refused = story.machine.try_run("systemctl", &["reload", UNIT]);
+    assert!(!refused.status.success(), "a bad file was reloaded\n{}", story.machine.journal());
+    assert!(story.machine.journal().contains("margim"), "nobody says why\n{}", story.machine.journal());
+    story.machine.until("/v1/services/new", |service| service["state"] == "fenced");
+    assert_eq!((story.state().as_str(), story.main_pid()), ("active", before));
+    judge(served, cut);
+
+    // A start with the bad file is never active, and leaves the gates as they are.
+    let cut = story.cut();
+    let refused = story.machine.try_run("systemctl", &["restart", UNIT]);
+    assert!(!refused.status.success() && story.state() != "active", "{refused:?}\n{}", story.machine.journal());
+    clock::sleep_until(clock::now().saturating_add(Duration::from_millis(300)));
+    cut.into_iter().for_each(|flow| flow.stop().assert_nothing_arrived());
+    // systemd tries again for ever, so the mended file is all it takes.
+    story.machine.write(CONFIG, SERVICES);
+    assert!(clock::wait_until(BACK, || story.state() == "active"), "{}", story.machine.journal());
+}
+
+#[test]
+fn hung() {
+    let story = Story::booted("systemd-hung");
+    story.hold("10s");
+    let (served, cut) = (story.served(), story.cut());
+    let before = story.main_pid();
+    story.machine.run("systemctl", &["kill", "--kill-whom=main", "--signal=STOP", UNIT]);
+    story.wait_replaced(&before);
+    assert!(story.machine.journal().contains("Watchdog timeout"), "{}", story.machine.journal());
+    story.machine.until("/v1/services/vip", |service| service["state"] == "serving");
+    judge(served, cut);
+}
+
+#[test]
+fn stopped() {
+    let story = Story::booted("systemd-stopped");
+    story.hold("4s");
+    let (served, cut) = (story.served(), story.cut());
+    story.machine.run("systemctl", &["stop", UNIT]);
+    assert_eq!(story.state(), "inactive");
+    assert_eq!(story.machine.property("holder.service", "ActiveState"), "active", "{}", story.machine.journal());
+    let deadline = story.machine.deadline("vip");
+    assert!(deadline > clock::now(), "the gate fell before its deadline");
+    clock::sleep_until(deadline.saturating_add(Duration::from_millis(300)));
+    served.into_iter().for_each(|flow| flow.stop().assert_cut(deadline));
+    cut.into_iter().for_each(|flow| flow.stop().assert_nothing_arrived());
+}
+
+/// Each capability of the unit is needed, and no other is.
+#[test]
+fn capabilities() {
+    let story = Story::booted("systemd-capabilities");
+    let bounding = story.machine.property(UNIT, "CapabilityBoundingSet");
+    let all: Vec<&str> = bounding.split(' ').collect();
+    assert_eq!(all, ["cap_net_admin", "cap_perfmon", "cap_bpf"]);
+    for without in &all {
+        story.machine.write(
+            "/etc/systemd/system/portcullis.service.d/without.conf",
+            &format!("[Service]\nRestart=no\nCapabilityBoundingSet=~{without}\n"),
+        );
+        story.machine.run("systemctl", &["daemon-reload"]);
+        let started = story.machine.try_run("systemctl", &["restart", UNIT]);
+        assert!(!started.status.success(), "it starts without {without}\n{}", story.machine.journal());
+        assert!(story.machine.journal().contains("Operation not permitted"), "{}", story.machine.journal());
+    }
+}
+
+#[test]
+fn the_unit_is_sound() {
+    // The exposure as systemd 252 weighs it, times ten. Newer versions weigh more settings.
+    const EXPOSURE: &str = "--threshold=16";
+    let folder = tempfile::tempdir().expect("a folder");
+    let unit = folder.path().join(UNIT);
+    let program = portcullis_tests::world::binary("portcullis");
+    let text = shipped("portcullis.service").replace("/usr/bin/portcullis", &program.to_string_lossy());
+    fs::write(&unit, text).expect("written");
+    for arguments in [&["verify", "--man=no"][..], &["security", "--offline=true", EXPOSURE]] {
+        let output = Command::new("systemd-analyze").args(arguments).arg(&unit).output().expect("systemd-analyze runs");
+        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "systemd-analyze {arguments:?}: {said}");
+        assert!(!said.contains(&format!("{UNIT}:")) || arguments[0] == "security", "{said}");
+    }
+}
