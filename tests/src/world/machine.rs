@@ -162,6 +162,13 @@ impl Machine {
         self.run("systemctl", &["show", "--property", name, "--value", unit])
     }
 
+    /// What systemd and the unit itself have logged since the unit was last started.
+    pub fn log(&self, unit: &str) -> String {
+        let last = format!("_SYSTEMD_INVOCATION_ID={}", self.property(unit, "InvocationID"));
+        let by_systemd = format!("INVOCATION_ID={}", self.property(unit, "InvocationID"));
+        self.run("journalctl", &["--no-pager", "--output=cat", &last, "+", &by_systemd])
+    }
+
     /// The last lines of the machine's journal, for a failing test.
     pub fn journal(&self) -> String {
         let output = self.try_run("journalctl", &["--no-pager", "--lines=60", "--output=short-monotonic"]);
