@@ -1,9 +1,6 @@
 //! `uninstall`: everything that agents left in the kernel is removed, and every gate is open. Needs no agent.
 
-use std::{
-    io::{self, Write as _},
-    path::PathBuf,
-};
+use std::io::{self, Write as _};
 
 use super::{CliError, EXIT_OK, UninstallArgs};
 use crate::{
@@ -11,20 +8,19 @@ use crate::{
     datapath::{self, DataPathError},
 };
 
-/// Why nothing, or not everything, was removed. What is left still judges packets by its gates.
+/// Why not everything was removed. What is left still judges packets by its gates.
 #[derive(Debug, thiserror::Error)]
 pub enum UninstallError {
-    #[error("nothing was removed, since the file that says where the pins are cannot be used")]
+    /// The defaults are not taken instead: pins in another place would stay, and be forgotten.
+    #[error("nothing was removed: it takes a valid file, here or by --config, to say where the pins and the lock are")]
     Config(#[from] LoadError),
-    #[error("nothing was removed: there is no {} to say where the pins are; --config names another file", path.display())]
-    NoConfig { path: PathBuf },
     #[error("not uninstalled, and what is left still cuts")]
     DataPath(#[from] DataPathError),
 }
 
 /// Detaches and unpins what agents left. The flag that confirms it is demanded by the command line.
 pub fn uninstall(args: &UninstallArgs) -> Result<u8, CliError> {
-    let agent = load(args)?;
+    let agent = Config::load(&args.config).map_err(UninstallError::from)?.config.agent;
     datapath::uninstall_and_open_gates(&agent).map_err(UninstallError::from)?;
     writeln!(
         io::stdout(),
@@ -33,12 +29,4 @@ pub fn uninstall(args: &UninstallArgs) -> Result<u8, CliError> {
         agent.state_dir.display()
     )?;
     Ok(EXIT_OK)
-}
-
-fn load(args: &UninstallArgs) -> Result<crate::config::model::Agent, UninstallError> {
-    // The defaults are not taken for a file that was named and is not there: its pins would stay, and be forgotten.
-    if !args.config.exists() {
-        return Err(UninstallError::NoConfig { path: args.config.clone() });
-    }
-    Ok(Config::load(&args.config)?.config.agent)
 }
