@@ -51,6 +51,18 @@ impl Story {
         world.link(&client, "eth0", "10.9.0.1/24 fd09::1/64", &node, "eth0", "10.9.0.2/24 fd09::2/64");
         node.add_address("eth0", "10.9.0.100/32");
         node.add_address("eth0", "fd09::100/128");
+        // While closed, neighbours are cut as well: a flood is to reach the gate all the same.
+        for (here, there, addresses) in [
+            (&client, &*node, ["10.9.0.100", "10.9.0.2", "fd09::100", "fd09::2"].as_slice()),
+            (&node, &client, &["10.9.0.1", "fd09::1"]),
+        ] {
+            let link = there.ip("-o link show dev eth0");
+            let station =
+                link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).expect("an Ethernet link");
+            for address in addresses {
+                here.ip(&format!("neigh replace {address} dev eth0 lladdr {station} nud permanent"));
+            }
+        }
         let agent = node.agent(config);
         Self { agent, client, node, world }
     }

@@ -199,8 +199,11 @@ impl Session<'_> {
             return Ok(counts);
         }
         self.take_snapshot()?;
-        succeed(&mut self.cargo(["build", "-p", "portcullis", "--locked"]))?;
-        let mut tests = self.cargo(["test", "-p", "portcullis-tests", "--test", "*", "--locked", "--no-fail-fast"]);
+        // Some tests kill the agent at named points, which it has only with this feature.
+        let crash_points = ["--features", "crash-points", "--locked"];
+        succeed(self.cargo(["build", "-p", "portcullis"]).args(crash_points))?;
+        let mut tests = self.cargo(["test", "-p", "portcullis-tests", "--test", "*", "--no-fail-fast"]);
+        tests.args(crash_points);
         tests.env(AGENT, self.target.join("debug/portcullis"));
         self.tests(tests)
     }
