@@ -333,6 +333,11 @@ impl Kernel for Maps {
     }
 
     #[inline(always)]
+    fn receiver(&self) -> Socket {
+        Socket::None
+    }
+
+    #[inline(always)]
     fn stamp(&self, _: u64) -> bool {
         false
     }
@@ -425,6 +430,11 @@ impl Kernel for Xdp {
     }
 
     #[inline(always)]
+    fn receiver(&self) -> Socket {
+        Socket::None
+    }
+
+    #[inline(always)]
     fn stamp(&self, _: u64) -> bool {
         false
     }
@@ -446,7 +456,13 @@ impl Kernel for Skb {
 
     #[inline(always)]
     fn socket(&self) -> Socket {
-        sockets::sender(self.skb)
+        sockets::of(self.skb)
+    }
+
+    #[inline(always)]
+    fn receiver(&self) -> Socket {
+        // At tc, no socket has been looked for yet.
+        if self.hook == Hook::CgroupIn as u32 { sockets::of(self.skb) } else { Socket::None }
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 //! * [`world`]: namespaces, links, cgroups, bpffs, processes and agents; everything is removed when its world is dropped.
 //! * [`traffic`]: generators that stamp packets and judges that count them on the other side.
 //! * [`residue`]: what a test run may leave behind on the machine, and its removal.
+//! * [`story`]: what most stories begin with.
 //! * [`report`]: what a story or a benchmark answers.
 //! * [`clock`]: the boot clock, in which everything is told.
 //!
@@ -12,5 +13,6 @@
 pub mod clock;
 pub mod report;
 pub mod residue;
+pub mod story;
 pub mod traffic;
 pub mod world;

@@ -2,7 +2,8 @@
 //!
 //! The rule: a packet passes only if every gate that one of its ends belongs to is open, and, when a socket of this host
 //! sends it, if that socket was made no earlier than the opening of each of those gates. So what was written before or
-//! during a fence stays in the host even after the gate has opened again.
+//! during a fence stays in the host even after the gate has opened again. The same is asked of a socket that receives it,
+//! where the hook knows that socket (a cgroup's): what a peer wrote during a fence reaches no connection of before.
 //!
 //! The order of the checks is the order of their cost: packets that belong to nobody pay one look-up per end that any
 //! rule names and read no clock; a gate closed by a fence number is found closed without a clock; only an open gate's
@@ -32,6 +33,8 @@ pub trait Kernel {
     fn is_exempt(&self, key: &ExemptKey) -> bool;
     /// The socket of this host that sends the packet. Asked only on the way out.
     fn socket(&self) -> Socket;
+    /// The socket of this host that a packet on the way in is for, where the hook knows it. Asked only on the way in.
+    fn receiver(&self) -> Socket;
     /// Stamps the socket with `now`, unless it has a stamp. False: no memory for it.
     fn stamp(&self, now: u64) -> bool;
     fn count(&self, gate: u32, outcome: Outcome, now: u64);
@@ -265,7 +268,12 @@ pub fn decide<K: Kernel>(kernel: &K, packet: &Packet, place: Place, rules: Rules
     if findings.closed != NONE {
         return judge_closed(kernel, packet, place, &findings);
     }
-    if place.egress && !place.forwarded && !is_current(kernel, packet, &findings) {
+    let current = if place.egress {
+        place.forwarded || is_current(kernel, packet, &findings)
+    } else {
+        is_received_by_current(kernel, &findings)
+    };
+    if !current {
         kernel.count(findings.needed, Outcome::Stale, findings.now);
         return Verdict::Drop;
     }
@@ -405,5 +413,17 @@ fn is_current<K: Kernel>(kernel: &K, packet: &Packet, findings: &Findings) -> bo
         Socket::None => packet.protocol != protocol::TCP || packet.bare,
         Socket::UnstampedTcp => false,
         Socket::Unstamped => kernel.stamp(findings.now),
+    }
+}
+
+/// No connection of an older opening receives the packet: what its peer wrote during the fence, and sends again after it,
+/// would reach a process that has not learned of the fence, and could never be acknowledged.
+#[inline(always)]
+fn is_received_by_current<K: Kernel>(kernel: &K, findings: &Findings) -> bool {
+    match kernel.receiver() {
+        Socket::Stamped(made) => made >= findings.generation,
+        Socket::UnstampedTcp => false,
+        // Handshakes, and sockets that have sent nothing yet.
+        Socket::None | Socket::Unstamped => true,
     }
 }
