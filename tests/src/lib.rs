@@ -4,6 +4,7 @@
 //! * [`traffic`]: generators that stamp packets and judges that count them on the other side.
 //! * [`residue`]: what a test run may leave behind on the machine, and its removal.
 //! * [`report`]: what a story or a benchmark answers.
+//! * [`show`]: what a demonstration shows a person.
 //! * [`clock`]: the boot clock, in which everything is told.
 //!
 //! The harness panics where an ordinary library would return an error: a test has no better answer to a link that
@@ -12,5 +13,6 @@
 pub mod clock;
 pub mod report;
 pub mod residue;
+pub mod show;
 pub mod traffic;
 pub mod world;
