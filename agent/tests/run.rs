@@ -213,6 +213,14 @@ fn signals_reach_the_command() {
     assert_eq!(s.fake.holding(), None);
 }
 
+/// A shell sets its own mask; most commands live with the one that they are given.
+#[test]
+fn the_command_blocks_no_signal() {
+    let s = setting();
+    let output = s.output(&["run", "web", "--ttl", "5s", "--", "grep", "SigBlk", "/proc/self/status"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "SigBlk:\t0000000000000000\n", "{output:?}");
+}
+
 /// A terminal of its own for `command`: the master's end.
 fn with_terminal(command: &mut Command) -> (fs::File, Process) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
