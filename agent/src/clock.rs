@@ -25,8 +25,12 @@ pub fn boot_now() -> BootInstant {
 
 /// Milliseconds since 1970 on the wall clock, 0 before that. It may jump; no deadline rests on it.
 pub fn wall_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    whole_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO))
+}
+
+/// A span in whole milliseconds, rounded down.
+pub fn whole_ms(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The random name of this boot; whoever stores a [`BootInstant`] stores it too.

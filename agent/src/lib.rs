@@ -5,6 +5,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod core;
+pub mod coverage;
 pub mod crash;
 pub mod datapath;
 pub mod lease;

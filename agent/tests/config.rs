@@ -12,7 +12,7 @@ use std::{
 use portcullis::config::{
     Config, LoadError,
     check::{CheckReport, Timing, check},
-    model::{Agent, Attach, Endpoint, Lease, Ports, Prefix, Protocol, Scope, Service, StoreLost, Tc, Xdp},
+    model::{Agent, Attach, Endpoint, Lease, Neighbours, Ports, Prefix, Protocol, Scope, Service, StoreLost, Tc, Xdp},
     values::{Drift, Span},
 };
 use proptest::{
@@ -78,7 +78,7 @@ fn the_commented_lines_of_the_example_are_valid() {
         })
         .collect();
     let loaded = Config::from_toml(&uncommented.join("\n"), "example").unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(loaded.config.services.len(), 2);
+    assert_eq!(loaded.config.services.len(), 3);
     assert_eq!(loaded.warnings.len(), 2, "one for each excluded interface: {:?}", loaded.warnings);
 }
 
@@ -165,11 +165,12 @@ fn write(config: &Config) -> String {
             ports,
             remote_ports,
             scope,
+            neighbours,
             when_store_lost,
         } = service;
         text += &format!(
             "[[service]]\nname = {name:?}\nlease = {{ source = \"local\", ttl = \"{}\" }}\nmargin = \"{}\"\naddresses = \
-             {}\nbehind = {}\nremotes = {}\nports = {}\nremote_ports = {}\nscope = {:?}\nwhen_store_lost = {:?}\n",
+             {}\nbehind = {}\nremotes = {}\nports = {}\nremote_ports = {}\nscope = {:?}\nneighbours = {:?}\nwhen_store_lost = {:?}\n",
             Span(*ttl_cap),
             Span(*margin),
             quote(addresses),
@@ -178,6 +179,7 @@ fn write(config: &Config) -> String {
             quote(ports),
             quote(remote_ports),
             word(scope),
+            word(neighbours),
             word(when_store_lost),
         );
     }
@@ -258,9 +260,9 @@ fn service() -> impl Strategy<Value = Service> {
     let prefixes = || hash_set(prefix(), 0..3).prop_map(Vec::from_iter);
     // A few ports, so that nested prefixes never need more rules than fit.
     let port = || hash_set(ports(), 0..2).prop_map(Vec::from_iter);
-    let word = (prop_oneof![Just(Scope::Service), Just(Scope::Node)], any::<bool>());
+    let word = (prop_oneof![Just(Scope::Service), Just(Scope::Node)], any::<bool>(), any::<bool>());
     ("[a-zA-Z0-9._-]{1,63}", 100..3_600_000u64, 0..100u64, prefixes(), prefixes(), prefixes(), port(), port(), word)
-        .prop_map(|(name, ttl, share, addresses, behind, remotes, ports, remote_ports, (scope, hold))| {
+        .prop_map(|(name, ttl, share, addresses, behind, remotes, ports, remote_ports, (scope, hold, cut))| {
             let selects = !(addresses.is_empty() && behind.is_empty() && remotes.is_empty());
             Service {
                 name,
@@ -273,6 +275,7 @@ fn service() -> impl Strategy<Value = Service> {
                 behind,
                 remotes,
                 scope: if selects { scope } else { Scope::Node },
+                neighbours: if cut { Neighbours::Cut } else { Neighbours::Keep },
                 when_store_lost: if hold { StoreLost::Hold } else { StoreLost::Fence },
             }
         })
@@ -282,6 +285,10 @@ fn config() -> impl Strategy<Value = Config> {
     (agent(), vec(service(), 0..3)).prop_map(|(agent, mut services)| {
         services.sort_by(|a, b| a.name.cmp(&b.name));
         services.dedup_by(|a, b| a.name == b.name);
+        // Their prefixes may overlap.
+        if services.len() > 1 {
+            services.iter_mut().for_each(|service| service.neighbours = Neighbours::Keep);
+        }
         Config { agent, services }
     })
 }

@@ -151,7 +151,7 @@ impl Kernel for World {
     }
 
     fn gate(&self, gate: u32) -> Option<GateState> {
-        (gate == 0).then_some(GateState { deadline_ns: self.deadline_ns, generation: GENERATION })
+        (gate == 0).then_some(GateState { deadline_ns: self.deadline_ns, generation: GENERATION, flags: 0 })
     }
 
     fn first_closed(&self, gates: u32) -> u32 {

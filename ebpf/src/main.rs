@@ -15,7 +15,7 @@ mod packets;
 mod sockets;
 
 use aya_ebpf::{
-    EbpfContext as _,
+    EbpfContext,
     bindings::{TC_ACT_SHOT, xdp_action},
     macros::{cgroup_skb, classifier, sock_ops, xdp},
     programs::{SkBuffContext, SockOpsContext, TcContext, XdpContext},
@@ -30,48 +30,60 @@ const CGROUP_DROP: i32 = 0;
 
 #[xdp(frags)]
 pub fn gate_xdp_frags(context: XdpContext) -> u32 {
-    xdp_action(packets::judge_xdp_fragments(&context))
+    xdp_action(told(&context, packets::judge_xdp_fragments(&context)))
 }
 
 #[xdp]
 pub fn gate_xdp(context: XdpContext) -> u32 {
-    xdp_action(packets::judge_xdp(&context))
+    xdp_action(told(&context, packets::judge_xdp(&context)))
 }
 
 #[classifier]
 pub fn gate_tc_in(context: TcContext) -> i32 {
-    tc_action(packets::judge_frame(context.as_ptr().cast(), Hook::TcIn))
+    tc_action(told(&context, packets::judge_frame(context.as_ptr().cast(), Hook::TcIn)))
 }
 
 #[classifier]
 pub fn gate_tc_out(context: TcContext) -> i32 {
-    tc_action(packets::judge_frame(context.as_ptr().cast(), Hook::TcOut))
+    tc_action(told(&context, packets::judge_frame(context.as_ptr().cast(), Hook::TcOut)))
 }
 
 #[classifier]
 pub fn gate_tc_l3_in(context: TcContext) -> i32 {
-    tc_action(packets::judge_network(context.as_ptr().cast(), Hook::TcIn))
+    tc_action(told(&context, packets::judge_network(context.as_ptr().cast(), Hook::TcIn)))
 }
 
 #[classifier]
 pub fn gate_tc_l3_out(context: TcContext) -> i32 {
-    tc_action(packets::judge_network(context.as_ptr().cast(), Hook::TcOut))
+    tc_action(told(&context, packets::judge_network(context.as_ptr().cast(), Hook::TcOut)))
 }
 
 #[cgroup_skb(ingress)]
 pub fn gate_cg_in(context: SkBuffContext) -> i32 {
-    cgroup_action(packets::judge_cgroup(context.as_ptr().cast(), Hook::CgroupIn))
+    cgroup_action(told(&context, packets::judge_cgroup(context.as_ptr().cast(), Hook::CgroupIn)))
 }
 
 #[cgroup_skb(egress)]
 pub fn gate_cg_out(context: SkBuffContext) -> i32 {
-    cgroup_action(packets::judge_cgroup(context.as_ptr().cast(), Hook::CgroupOut))
+    cgroup_action(told(&context, packets::judge_cgroup(context.as_ptr().cast(), Hook::CgroupOut)))
 }
 
 #[sock_ops]
 pub fn stamp_sockets(context: SockOpsContext) -> u32 {
     sockets::stamp_connection(&context);
     1
+}
+
+/// With the feature `log`: tells of each drop through aya-log. Else nothing.
+#[inline(always)]
+fn told<C: EbpfContext>(context: &C, verdict: Verdict) -> Verdict {
+    #[cfg(feature = "log")]
+    if matches!(verdict, Verdict::Drop) {
+        aya_log_ebpf::info!(context, "dropped a packet");
+    }
+    #[cfg(not(feature = "log"))]
+    let _ = context;
+    verdict
 }
 
 fn xdp_action(verdict: Verdict) -> u32 {

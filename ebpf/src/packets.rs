@@ -309,8 +309,9 @@ impl Kernel for Maps {
         let before = read(gate, offset_of!(Gate, generation));
         let deadline_ns = read(gate, offset_of!(Gate, deadline_ns));
         let generation = read(gate, offset_of!(Gate, generation));
+        let flags = read(gate, offset_of!(Gate, flags));
         // Another opening was written between the reads: trust nothing, this packet meets a closed gate.
-        Some(GateState { deadline_ns: if before == generation { deadline_ns } else { 0 }, generation })
+        Some(GateState { deadline_ns: if before == generation { deadline_ns } else { 0 }, generation, flags })
     }
 
     #[inline(always)]

@@ -18,7 +18,7 @@ use aya::{
 use datapath_lab::{Lab, agent, lab, run};
 use portcullis::{
     config::{
-        model::{Lease, Scope, Service, StoreLost},
+        model::{Lease, Neighbours, Scope, Service, StoreLost},
         rules::RuleTable,
     },
     datapath::{DataPath, OBJECT, Options, gates::boot_now},
@@ -66,6 +66,7 @@ fn service(name: &str) -> Service {
         ports: vec![],
         remote_ports: vec![],
         scope: Scope::Service,
+        neighbours: Neighbours::Keep,
         when_store_lost: StoreLost::Fence,
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use datapath_lab::{lab, run};
 use portcullis::{
     config::{
-        model::{Lease, Ports, Prefix, Protocol, Scope, Service, StoreLost},
+        model::{Lease, Neighbours, Ports, Prefix, Protocol, Scope, Service, StoreLost},
         rules::RuleTable,
     },
     datapath::{
@@ -39,6 +39,7 @@ fn service(name: &str, addresses: &[&str]) -> Service {
         ports: vec![ports(Protocol::Tcp, 5432), ports(Protocol::Udp, 5432)],
         remote_ports: vec![ports(Protocol::Tcp, 3260)],
         scope: Scope::Service,
+        neighbours: Neighbours::Keep,
         when_store_lost: StoreLost::Fence,
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    model::{Agent, Config, Lease, Scope, Service},
+    model::{Agent, Config, Lease, Neighbours, Scope, Service},
     parse::{LoadError, Loaded},
     problem::{less_drift, shortest_ttl},
     validate::RENEWALS_PER_TTL,
@@ -95,6 +95,13 @@ fn selectors(f: &mut fmt::Formatter<'_>, service: &Service) -> fmt::Result {
             let ports = if ports.is_empty() { "every protocol and port".to_owned() } else { few(ports) };
             writeln!(f, "  gate      {what} {}: {ports}", few(prefixes))?;
         }
+    }
+    if !service.addresses.is_empty() || !service.behind.is_empty() {
+        let neighbours = match service.neighbours {
+            Neighbours::Cut => "cut with them",
+            Neighbours::Keep => "left alone",
+        };
+        writeln!(f, "  gate      ARP and ND of addresses and behind: {neighbours}")?;
     }
     Ok(())
 }

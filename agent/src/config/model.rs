@@ -87,6 +87,7 @@ pub struct Service {
     /// Narrow `remotes` to these; empty: every protocol and port.
     pub remote_ports: Vec<Ports>,
     pub scope: Scope,
+    pub neighbours: Neighbours,
     pub when_store_lost: StoreLost,
 }
 
@@ -96,6 +97,15 @@ pub enum Scope {
     Service,
     /// All of this node's traffic but what is exempt.
     Node,
+}
+
+/// `neighbours`: what becomes of ARP and neighbour discovery for `addresses` and `behind` while the gate is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbours {
+    /// Cut with the rest, so that no peer learns or keeps this host as the address's place.
+    Cut,
+    /// Left alone: the address is also the node's own, or of several services.
+    Keep,
 }
 
 /// `when_store_lost`: what happens when the store cannot be reached.

@@ -9,7 +9,7 @@ use toml::{
 };
 
 use super::{
-    model::{Agent, Attach, Config, Endpoint, Lease, Ports, Prefix, Scope, Service, StoreLost, Tc, Xdp},
+    model::{Agent, Attach, Config, Endpoint, Lease, Neighbours, Ports, Prefix, Scope, Service, StoreLost, Tc, Xdp},
     problem::{Problem, TextRule, Warning},
     read::{
         Item, Reader, Schema, boolean, choice, duration, parsed, path, socket_path, string, tables, text, wrong_type,
@@ -70,6 +70,7 @@ const SERVICE: Schema = Schema {
         "ports",
         "remote_ports",
         "scope",
+        "neighbours",
         "when_store_lost",
     ],
     later: &["cgroups", "routes", "on_fence", "refuse", "on_unconfirmed", "unit"],
@@ -251,10 +252,8 @@ fn read_service(
         addresses: table.get("addresses").map(Spanned::span),
         when_store_lost: span_of(table, "when_store_lost"),
     };
-    if let Some(scope) = scope {
-        for prefix in addresses.iter().chain(&behind).chain(&remotes) {
-            validate::prefix(reader, prefix, scope);
-        }
+    for prefix in addresses.iter().chain(&behind).chain(&remotes) {
+        validate::prefix(reader, prefix);
     }
     let selects = |key: &str| table.get(key).is_some_and(|list| !is_empty(list));
     for (ports, keys, of) in [
@@ -286,6 +285,9 @@ fn read_service(
         ports: values(reader.list(table, "ports", parsed::<Ports>)),
         remote_ports: values(reader.list(table, "remote_ports", parsed::<Ports>)),
         scope: scope.unwrap_or(Scope::Service),
+        neighbours: reader
+            .get(table, "neighbours", choice(&[("cut", Neighbours::Cut), ("keep", Neighbours::Keep)]))
+            .unwrap_or(Neighbours::Cut),
         when_store_lost: reader
             .get(table, "when_store_lost", choice(&[("fence", StoreLost::Fence), ("hold", StoreLost::Hold)]))
             .unwrap_or(StoreLost::Fence),

@@ -118,7 +118,7 @@ impl Finding for Problem {
                 Some("name `addresses`, `behind` or `remotes`, or the whole node with `scope = \"node\"`".to_owned())
             }
             Self::EveryAddress(_) => {
-                Some("use `scope = \"node\"`, which keeps SSH, DNS and DHCP alive, or name the networks".to_owned())
+                Some("for all of this node use `scope = \"node\"` alone, or name the networks".to_owned())
             }
             Self::ExemptIsService { .. } => {
                 Some("name the service's addresses more narrowly, or take the endpoint out of `exempt`".to_owned())

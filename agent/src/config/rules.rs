@@ -15,7 +15,7 @@ use portcullis_common::layout::{
 use thiserror::Error;
 
 use super::{
-    model::{Agent, Ports, Prefix, Protocol, Scope, Service},
+    model::{Agent, Neighbours, Ports, Prefix, Protocol, Scope, Service},
     values::few,
 };
 
@@ -52,6 +52,12 @@ pub enum RuleError {
         join(services)
     )]
     PortTaken { address: Prefix, ports: String, services: Vec<String> },
+    #[error(
+        "{} share {address}, and ARP and ND cannot be cut for one service of an address alone: set `neighbours = \
+         \"keep\"` on each",
+        join(services)
+    )]
+    NeighboursShared { address: Prefix, services: Vec<String> },
     #[error("the services need {needed} {what}, but the kernel's table has room for {limit}: name prefixes or ranges")]
     TableFull { what: &'static str, needed: usize, limit: u32 },
     #[error("service {service} has gate slot {slot}, but there are only {MAX_GATES}")]
@@ -148,7 +154,9 @@ impl RuleTable {
         let mut table = Self { exempt: exemptions::of(services, agent), ..Self::default() };
         for &network in own.keys() {
             let rules = network.covering(&lengths).filter_map(|covering| own.get(&covering)).flatten().copied();
-            let set = table.place(network, condense(rules), &names)?;
+            let rules = condense(rules);
+            check_neighbours(network, &rules, &names)?;
+            let set = table.place(network, rules, &names)?;
             if network.is_host() {
                 table.addresses.insert(network.address(), set);
             } else {
@@ -174,8 +182,8 @@ impl RuleTable {
         }
         if rest.iter().any(|rule| !network.is_host() || is_wide(rule)) {
             let all: BTreeSet<u32> = rules.iter().map(|rule| rule.gate).collect();
-            let needed =
-                if network.is_host() { rules.iter().filter(|rule| is_wide(rule)).count() } else { rules.len() };
+            let last = if network.is_host() { rules.iter().rposition(is_wide) } else { None };
+            let needed = last.map_or(rules.len(), |last| last + 1);
             return Err(RuleError::TooManyRules {
                 address: network.prefix(),
                 needed,
@@ -196,7 +204,7 @@ impl RuleTable {
                     });
                 }
             }
-            set.more |= u32::from(rule.roles);
+            set.more |= u32::from(rule.roles & roles::ENDS);
         }
         Ok(set)
     }
@@ -205,12 +213,9 @@ impl RuleTable {
         let sets = self.addresses.values().chain(self.prefixes.values());
         let roles =
             sets.fold(0, |all, set| in_use(set).iter().fold(all | set.more, |all, rule| all | u32::from(rule.roles)));
-        let mut flags = 0;
-        if !self.prefixes.is_empty() {
-            flags |= settings_flags::PREFIXES;
-        }
+        let flags = if self.prefixes.is_empty() { 0 } else { settings_flags::PREFIXES };
         let gates = services.iter().map(|(slot, _)| slot + 1).max().unwrap_or(0);
-        Settings { layout_version: LAYOUT_VERSION, roles, flags, gates }
+        Settings { layout_version: LAYOUT_VERSION, roles: roles & u32::from(roles::ENDS), flags, gates }
     }
 
     fn check_limits(&self) -> Result<(), RuleError> {
@@ -228,27 +233,34 @@ impl RuleTable {
         Ok(())
     }
 
-    /// The gates that one end of a packet needs open, found as the kernel finds them. `role` is one of [`roles`], `port`
-    /// 0 for a protocol without ports.
+    /// The gates that one end of a packet needs open, found as the kernel finds them. `role` is one of [`roles::ENDS`],
+    /// together with those other [`roles`] that a rule must have; `port` is 0 for a protocol without ports.
     pub fn gates(&self, role: u8, address: IpAddr, protocol: u8, port: u16) -> BTreeSet<u32> {
         let address = Address::from(address);
         let mut gates = BTreeSet::new();
-        if self.settings.roles & u32::from(role) == 0 {
+        if self.settings.roles & u32::from(role & roles::ENDS) == 0 {
             return gates;
         }
         let Some(set) = self.addresses.get(&address).or_else(|| self.longest_prefix(address)) else {
             return gates;
         };
         for rule in in_use(set) {
-            if rule.roles & role != 0 && names_port(rule, protocol, port) {
+            if counts(rule.roles, role) && names_port(rule, protocol, port) {
                 gates.insert(rule.gate);
             }
         }
-        if set.more & u32::from(role) != 0 {
+        if set.more & u32::from(role & roles::ENDS) != 0 {
             let rule = self.ports.get(&PortKey::new(address, protocol, port));
-            gates.extend(rule.filter(|rule| rule.roles & role != 0).map(|rule| rule.gate));
+            gates.extend(rule.filter(|rule| counts(rule.roles, role)).map(|rule| rule.gate));
         }
         gates
+    }
+
+    /// The slots of all gates that a rule names.
+    pub fn slots(&self) -> BTreeSet<u32> {
+        let sets = self.addresses.values().chain(self.prefixes.values());
+        let inline = sets.flat_map(in_use).map(|rule| rule.gate);
+        inline.chain(self.ports.values().map(|rule| rule.gate)).collect()
     }
 
     fn longest_prefix(&self, address: Address) -> Option<&RuleSet> {
@@ -258,6 +270,23 @@ impl RuleTable {
         let host = Network { length: 128, bits: address.bits() };
         (0..=128).rev().find_map(|length| self.prefixes.get(&(length, host.truncate(length).address())))
     }
+}
+
+/// Whether a rule with `roles` counts at an end in `role`.
+fn counts(roles: u8, role: u8) -> bool {
+    let needed = role & !roles::ENDS;
+    roles & role & roles::ENDS != 0 && roles & needed == needed
+}
+
+/// A neighbour's packet names an address and no port: it cannot be cut for one of several services.
+fn check_neighbours(network: Network, rules: &[Rule], names: &BTreeMap<u32, &str>) -> Result<(), RuleError> {
+    let own = || rules.iter().filter(|rule| rule.roles & roles::OWN != 0);
+    let gates: BTreeSet<u32> = own().map(|rule| rule.gate).collect();
+    if gates.len() < 2 || own().all(|rule| rule.roles & roles::NEIGHBOURS == 0) {
+        return Ok(());
+    }
+    let services = gates.into_iter().map(|gate| name(names, gate)).collect();
+    Err(RuleError::NeighboursShared { address: network.prefix(), services })
 }
 
 fn names<'a>(services: &[(u32, &'a Service)]) -> Result<BTreeMap<u32, &'a str>, RuleError> {
@@ -281,9 +310,13 @@ fn name(names: &BTreeMap<u32, &str>, gate: u32) -> String {
 fn selectors(services: &[(u32, &Service)]) -> BTreeMap<Network, Vec<Rule>> {
     let mut own: BTreeMap<Network, Vec<Rule>> = BTreeMap::new();
     for &(gate, service) in services {
+        let neighbours = match service.neighbours {
+            Neighbours::Cut => roles::NEIGHBOURS,
+            Neighbours::Keep => 0,
+        };
         for (prefixes, ports, roles) in [
-            (&service.addresses, &service.ports, roles::LOCAL),
-            (&service.behind, &service.ports, roles::BEHIND),
+            (&service.addresses, &service.ports, roles::LOCAL | neighbours),
+            (&service.behind, &service.ports, roles::BEHIND | neighbours),
             (&service.remotes, &service.remote_ports, roles::REMOTE),
         ] {
             for prefix in prefixes {
@@ -340,7 +373,8 @@ fn covers(wide: &Rule, rule: &Rule) -> bool {
 
 /// Merges equal selectors, drops those that another covers, and sorts: what must stand beside the address comes first.
 ///
-/// The table of ports holds one gate per port. So of the gates that name the same exact port all but the last must stand
+/// A neighbour's packet names no port and so finds only what stands beside the address: one rule for it comes first. The
+/// table of ports holds one gate per port. So of the gates that name the same exact port all but the last must stand
 /// beside the address; how many these are does not depend on the slots.
 fn condense(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
     let mut roles: BTreeMap<_, u8> = BTreeMap::new();
@@ -361,14 +395,17 @@ fn condense(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
     let wide: Vec<Rule> = merged.iter().filter(|rule| is_wide(rule)).copied().collect();
     let mut kept: Vec<Rule> =
         merged.into_iter().filter(|rule| !wide.iter().any(|wide| wide != rule && covers(wide, rule))).collect();
+    let selector = |rule: &Rule| (!is_wide(rule), rule.protocol, rule.port_first, rule.port_last);
+    let for_neighbours =
+        kept.iter().filter(|rule| rule.roles & roles::NEIGHBOURS != 0).min_by_key(|rule| selector(rule)).copied();
     let mut last_gate: BTreeMap<(u8, u16), u32> = BTreeMap::new();
-    for rule in kept.iter().filter(|rule| !is_wide(rule)) {
+    for rule in kept.iter().filter(|&rule| !is_wide(rule) && Some(*rule) != for_neighbours) {
         let last = last_gate.entry((rule.protocol, rule.port_first)).or_default();
         *last = rule.gate.max(*last);
     }
     kept.sort_by_key(|rule| {
         let last = last_gate.get(&(rule.protocol, rule.port_first)) == Some(&rule.gate);
-        (!is_wide(rule), last, rule.gate, rule.protocol, rule.port_first, rule.port_last)
+        (Some(*rule) != for_neighbours, !is_wide(rule), last, rule.gate, rule.protocol, rule.port_first, rule.port_last)
     });
     kept
 }

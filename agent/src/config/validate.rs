@@ -50,17 +50,13 @@ fn special(prefix: &Prefix) -> Option<(Prefix, &'static str)> {
     SPECIAL.iter().find(|(range, _)| range.overlaps(prefix)).copied()
 }
 
-pub(super) fn prefix(reader: &mut Reader<'_>, item: &Item<Prefix>, scope: Scope) {
+pub(super) fn prefix(reader: &mut Reader<'_>, item: &Item<Prefix>) {
     let given = item.value;
-    match (scope, given.length) {
-        (Scope::Node, 0) => {}
-        (Scope::Service, 0) => reader.refuse(item.span.clone(), Problem::EveryAddress(given)),
-        (Scope::Node | Scope::Service, _) => {
-            if let Some((range, kind)) = special(&given) {
-                let relation = if range.contains(&given) { "lies within" } else { "holds" };
-                reader.refuse(item.span.clone(), Problem::SpecialAddress { given, relation, range, kind });
-            }
-        }
+    if given.length == 0 {
+        reader.refuse(item.span.clone(), Problem::EveryAddress(given));
+    } else if let Some((range, kind)) = special(&given) {
+        let relation = if range.contains(&given) { "lies within" } else { "holds" };
+        reader.refuse(item.span.clone(), Problem::SpecialAddress { given, relation, range, kind });
     }
 }
 
@@ -92,8 +88,7 @@ pub(super) fn exemptions(reader: &mut Reader<'_>, config: &Config, places: &Plac
             continue;
         }
         for service in &config.services {
-            let named =
-                service.addresses.iter().chain(&service.behind).find(|&prefix| covers(prefix, endpoint.address));
+            let named = service.addresses.iter().chain(&service.behind).find(|&prefix| prefix.contains(&host));
             if let Some(&prefix) = named {
                 reader.refuse(
                     place.clone(),
@@ -104,11 +99,6 @@ pub(super) fn exemptions(reader: &mut Reader<'_>, config: &Config, places: &Plac
     }
 }
 
-/// Length 0 is the whole node, from which the exempt are exempt.
-fn covers(prefix: &Prefix, address: IpAddr) -> bool {
-    prefix.length != 0 && prefix.contains(&Prefix::host(address))
-}
-
 /// The rules fit the kernel's tables, whichever slots the services get.
 pub(super) fn rules(reader: &mut Reader<'_>, config: &Config, places: &Places) {
     let numbered: Vec<(u32, &Service)> = (0..).zip(&config.services).collect();
@@ -116,6 +106,7 @@ pub(super) fn rules(reader: &mut Reader<'_>, config: &Config, places: &Places) {
         let last = match &error {
             RuleError::TooManyRules { services, .. }
             | RuleError::PortTaken { services, .. }
+            | RuleError::NeighboursShared { services, .. }
             | RuleError::SlotTaken { services, .. } => services.last(),
             RuleError::NoSuchSlot { service, .. } => Some(service),
             RuleError::TableFull { .. } => None,

@@ -242,7 +242,7 @@ impl fmt::Display for Span {
 }
 
 /// The first few of a list that may be long.
-pub(super) fn few<T: fmt::Display>(items: &[T]) -> String {
+pub(crate) fn few<T: fmt::Display>(items: &[T]) -> String {
     const SHOWN: usize = 8;
     let mut shown: Vec<_> = items.iter().take(SHOWN).map(T::to_string).collect();
     if items.len() > SHOWN {

@@ -4,7 +4,8 @@
 //! wrote or adopted, so whoever closed in between has the last word.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    mem::offset_of,
     ptr::NonNull,
     sync::{
         Arc,
@@ -13,7 +14,7 @@ use std::{
 };
 
 use aya::maps::{Array, MapData, MapError};
-use portcullis_common::layout::{FENCE_NUMBERS, Gate as GateLayout, GateName, MAX_GATES};
+use portcullis_common::layout::{FENCE_NUMBERS, Gate as GateLayout, GateName, MAX_GATES, gate_flags};
 use rustix::{
     fd::AsFd,
     mm::{MapFlags, ProtFlags},
@@ -108,10 +109,14 @@ struct Cell {
     deadline: AtomicU64,
     generation: AtomicU64,
     token: AtomicU64,
-    rest: [AtomicU64; 5],
+    min_token: AtomicU64,
+    rst_until: AtomicU64,
+    flags: AtomicU64,
+    rest: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<Cell>() == size_of::<GateLayout>());
+const _: () = assert!(offset_of!(Cell, flags) == offset_of!(GateLayout, flags));
 
 impl Cell {
     fn view(&self) -> GateView {
@@ -277,6 +282,18 @@ impl Gates {
 
     pub fn view(&self, slot: Slot) -> GateView {
         self.table.cell(slot).view()
+    }
+
+    /// Marks the gates that no rule names, and only those, as [`gate_flags::IDLE`]. `named` are the slots of the rules.
+    pub(super) fn mark_idle(&self, named: &BTreeSet<u32>) {
+        for slot in self.slots.values() {
+            let flags = &self.table.cell(*slot).flags;
+            if named.contains(&slot.0) {
+                flags.fetch_and(!gate_flags::IDLE, Ordering::AcqRel);
+            } else {
+                flags.fetch_or(gate_flags::IDLE, Ordering::AcqRel);
+            }
+        }
     }
 }
 

@@ -45,7 +45,10 @@ const CLASSIFIERS: [&str; 4] = [programs::TC_IN, programs::TC_OUT, programs::TC_
 impl Programs {
     /// Opens the object: maps that are pinned in `folder` are used, the others made and pinned there.
     pub(super) fn open(object: &'static [u8], folder: &Path) -> Result<Self, DataPathError> {
-        let main = open(object, folder)?;
+        #[cfg_attr(not(feature = "kernel-log"), expect(unused_mut, reason = "only the logger takes it"))]
+        let mut main = open(object, folder)?;
+        #[cfg(feature = "kernel-log")]
+        listen(&mut main);
         Ok(Self { object, maps: folder.to_owned(), main, spare: None, frags: false })
     }
 
@@ -106,6 +109,22 @@ impl Programs {
         let name = self.xdp_names()[0];
         self.main.program(name).and_then(|program| program.try_into().ok()).ok_or(DataPathError::ObjectPart { name })
     }
+}
+
+/// Passes on what the programs tell; only the main copy's, since the spare one has a buffer of its own.
+#[cfg(feature = "kernel-log")]
+fn listen(object: &mut Ebpf) {
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+    let mut logger = match aya_log::EbpfLogger::init(object) {
+        Ok(logger) => logger,
+        Err(error) => return tracing::warn!(%error, "the kernel programs' log cannot be read"),
+    };
+    std::thread::spawn(move || {
+        loop {
+            logger.flush();
+            std::thread::sleep(PAUSE);
+        }
+    });
 }
 
 fn open(object: &[u8], folder: &Path) -> Result<Ebpf, DataPathError> {

@@ -3,7 +3,7 @@
 use aya::maps::{MapError, lpm_trie::Key};
 use portcullis_common::layout::{Address, maps as names};
 
-use super::{DataPath, error::DataPathError, maps::Maps};
+use super::{DataPath, error::DataPathError, maps::Maps, sys};
 use crate::{
     config::rules::{MapChange, RuleTable},
     crash,
@@ -24,12 +24,54 @@ impl DataPath {
     /// # Errors
     /// The maps hold part of the changes: every rule that both tables have in common stands, and calling again mends it.
     pub fn apply_rules(&mut self, table: &RuleTable) -> Result<usize, DataPathError> {
-        let plan = self.rules()?.plan(table);
+        let old = self.rules()?;
+        let plan = old.plan(table);
+        // The kernel hands the memory of a replaced entry to the next one at once, while a program on another CPU may
+        // still be reading it: a packet would be judged by the rules of another address. So nothing is written after
+        // something was freed before every program that could have seen it has ended.
+        let mut freed = false;
+        let named = table.slots();
+        // Counted before its first rule stands, and until its last is gone.
+        self.gates.mark_idle(&old.slots().union(&named).copied().collect());
         for change in &plan {
             crash::point("rules-between-changes");
+            if freed && allocates(change) {
+                sys::wait_out_programs().map_err(|source| DataPathError::Netlink {
+                    operation: "wait for running programs to end (the membarrier system call)",
+                    source,
+                })?;
+                freed = false;
+            }
             write(&mut self.maps, change)?;
+            freed |= frees(change, &old);
         }
+        self.gates.mark_idle(&named);
         Ok(plan.len())
+    }
+}
+
+/// Takes memory that a program may still be reading.
+fn allocates(change: &MapChange) -> bool {
+    match change {
+        MapChange::SetPort(..) | MapChange::SetAddress(..) | MapChange::SetPrefix(..) => true,
+        // An exemption has no value that a program reads; the settings stay where they are.
+        MapChange::AddExempt(_)
+        | MapChange::SetSettings(_)
+        | MapChange::RemoveAddress(_)
+        | MapChange::RemovePrefix(..)
+        | MapChange::RemovePort(_)
+        | MapChange::RemoveExempt(_) => false,
+    }
+}
+
+/// Gives memory back that a program may still be reading.
+fn frees(change: &MapChange, old: &RuleTable) -> bool {
+    match change {
+        MapChange::SetPort(key, _) => old.ports.contains_key(key),
+        MapChange::SetAddress(address, _) => old.addresses.contains_key(address),
+        MapChange::SetPrefix(length, address, _) => old.prefixes.contains_key(&(*length, *address)),
+        MapChange::RemoveAddress(_) | MapChange::RemovePrefix(..) | MapChange::RemovePort(_) => true,
+        MapChange::AddExempt(_) | MapChange::SetSettings(_) | MapChange::RemoveExempt(_) => false,
     }
 }
 

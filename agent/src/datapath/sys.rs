@@ -231,6 +231,13 @@ pub(super) fn program_name(id: u32) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&name).into_owned())
 }
 
+/// Returns when every BPF program that ran at the call has ended: a grace period of RCU, some milliseconds.
+pub(super) fn wait_out_programs() -> io::Result<()> {
+    // SAFETY: the call takes three numbers and touches no memory of ours.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// The programs of a TCX hook in the order in which they run. `EINVAL`: this kernel has no TCX.
 pub(super) fn tcx_query(interface: u32, kind: AttachType) -> io::Result<Vec<TcxEntry>> {
     #[repr(C)]

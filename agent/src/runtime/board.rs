@@ -9,7 +9,7 @@ use portcullis_common::layout;
 
 use crate::{
     api::{command::View, types},
-    clock::boot_now,
+    clock::{boot_now, whole_ms},
     core::time::BootInstant,
     datapath::{DataPath, coverage, gates::Slot},
 };
@@ -73,7 +73,7 @@ impl Board {
     /// With what is only worth reading when somebody looks.
     fn complete(&self, slot: Slot, mut status: types::ServiceStatus) -> types::ServiceStatus {
         let left = |deadline| BootInstant::from_nanos(deadline).saturating_since(boot_now());
-        status.time_left_ms = status.deadline_ns.map(|deadline| left(deadline).as_millis() as u64);
+        status.time_left_ms = status.deadline_ns.map(|deadline| whole_ms(left(deadline)));
         match lock(&self.datapath).counters(slot) {
             Ok(counters) => status.counters = sum(&counters),
             Err(error) => status.degraded.push(format!("the counters cannot be read: {error}")),
@@ -106,7 +106,7 @@ impl View for Board {
             identity: self.facts.identity.clone(),
             boot_id: self.facts.boot_id.clone(),
             pid: std::process::id(),
-            uptime_ms: boot_now().saturating_since(self.facts.started_at).as_millis() as u64,
+            uptime_ms: whole_ms(boot_now().saturating_since(self.facts.started_at)),
             services: shown.services.len() as u64,
             degraded,
         }

@@ -7,7 +7,7 @@ use crate::{
         peer::Peer,
         types::{self, EventKind},
     },
-    clock::{boot_now, wall_ms},
+    clock::{boot_now, wall_ms, whole_ms},
     config::check::Timing,
     core::machine::{self, Action, Event, Input, Loss, StateName},
     lease::{
@@ -201,7 +201,7 @@ impl Host {
         };
         self.check_clock();
         self.tell(EventKind::Lease, Some(&service), format!("acquired by {}", reservation.holder));
-        let ttl_ms = reservation.ttl.as_millis() as u64;
+        let ttl_ms = whole_ms(reservation.ttl);
         _ = answer.send(Ok(types::LeaseGranted { service, token, ttl_ms }));
         self.input(index, Input::Proven(proof));
     }
@@ -212,7 +212,7 @@ impl Host {
         let proof = self.leases.renew(name, token, boot_now()).map_err(|_| lost())?;
         self.check_clock();
         self.input(index, Input::Proven(proof));
-        Ok(types::LeaseGranted { service: name.to_owned(), token, ttl_ms: proof.ttl.as_millis() as u64 })
+        Ok(types::LeaseGranted { service: name.to_owned(), token, ttl_ms: whole_ms(proof.ttl) })
     }
 
     fn release(&mut self, name: &str, token: u64, by: &Peer) -> Result<types::LeaseReleased, Refusal> {

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, BTreeSet as Set, VecDeque},
     os::fd::OwnedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -28,6 +28,7 @@ use crate::{
         machine::{self, Action, Event, Input, Loss, Outcome},
         time::BootInstant,
     },
+    coverage,
     datapath::{Change as InterfaceChange, gates::NotOurs},
     lease::{
         local::{LocalLeases, Reservation},
@@ -329,6 +330,28 @@ impl Host {
                 self.attached = None;
             }
         }
+    }
+
+    /// Looks, on a thread of its own, for listeners at a service's address that no selector matches.
+    pub(super) fn look_for_listeners(&self) {
+        let (board, rules) = (Arc::clone(&self.board), self.rules.clone());
+        let services: Vec<_> = self.services.iter().flatten().map(|service| service.settings.clone()).collect();
+        tokio::task::spawn_blocking(move || {
+            let listeners = match coverage::listeners() {
+                Ok(listeners) => listeners,
+                Err(error) => return tracing::warn!(%error, "listeners could not be listed"),
+            };
+            let mut uncovered = coverage::uncovered(&services, &rules, &listeners);
+            if !uncovered.is_empty() {
+                coverage::owners::find(Path::new("/proc"), &mut uncovered);
+            }
+            let warning = |one: &coverage::Uncovered| types::CoverageWarning {
+                service: one.services.first().cloned(),
+                kind: "uncovered_listener".to_owned(),
+                detail: one.to_string(),
+            };
+            board.show_warnings(uncovered.iter().map(warning).collect());
+        });
     }
 
     /// After each event: attaches or detaches under `attach = "on-fence"`, and shows what changed.

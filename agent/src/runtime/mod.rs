@@ -40,6 +40,8 @@ use crate::{
 
 /// How often the attachment of every program is looked at again. What was lost is lost for at most this long.
 const VERIFY_EVERY: Duration = Duration::from_secs(2);
+/// How often listeners that no selector covers are looked for.
+const LISTENERS_EVERY: Duration = Duration::from_secs(10);
 /// How often the clock's slew rate is read while nothing is renewed.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
@@ -94,6 +96,7 @@ enum Event {
     Due,
     Interfaces,
     Verify,
+    Listeners,
     Clock,
     Reload,
     Stop,
@@ -104,6 +107,7 @@ struct Events {
     timer: BootTimer,
     interfaces: AsyncFd<std::os::fd::OwnedFd>,
     verify: Interval,
+    listeners: Interval,
     clock: Interval,
     watchdog: Option<Interval>,
     hangup: Signal,
@@ -122,6 +126,7 @@ impl Events {
             timer: BootTimer::new().map_err(system("make a timer"))?,
             interfaces: interfaces.map_err(|error| system("wait for interfaces")(error.into()))?,
             verify: ticks(VERIFY_EVERY),
+            listeners: ticks(LISTENERS_EVERY),
             clock: ticks(CLOCK_EVERY),
             watchdog: sd_notify::watchdog_enabled().map(|period| ticks(period / 2)),
             hangup: of(SignalKind::hangup())?,
@@ -150,6 +155,7 @@ impl Events {
                 }
                 _ = self.clock.tick() => return Ok(Event::Clock),
                 _ = self.verify.tick() => return Ok(Event::Verify),
+                _ = self.listeners.tick() => return Ok(Event::Listeners),
                 _ = self.hangup.recv() => return Ok(Event::Reload),
                 () = tick(&mut self.watchdog) => notify(&[sd_notify::NotifyState::Watchdog]),
             }
@@ -165,6 +171,7 @@ impl Host {
             Event::Due => self.due(),
             Event::Interfaces => self.interfaces_changed(),
             Event::Verify => self.look_again(),
+            Event::Listeners => self.look_for_listeners(),
             Event::Clock => self.check_clock(),
             Event::Reload => {
                 let outcome = self.reload();

@@ -94,8 +94,17 @@ pub struct Gate {
     pub min_token: u64,
     /// While closed, resets without payload leave and acknowledgements without payload enter until this instant.
     pub rst_until_ns: u64,
+    /// [`gate_flags`]. Written apart from opening and closing, which leave it alone.
     pub flags: u64,
     pub pad: [u64; 2],
+}
+
+pub mod gate_flags {
+    /// No rule names this gate: it counts for nothing. The slot of a service that left the configuration stays assigned
+    /// to its name, and closed; without this flag it would have every packet dropped whose addresses cannot be read.
+    ///
+    /// Set after the last rule that names the gate has left the maps, cleared before the first one enters.
+    pub const IDLE: u64 = 1;
 }
 
 /// The service's name that a gate's slot belongs to, UTF-8, zero-padded; all zero: free.
@@ -161,8 +170,9 @@ pub struct Rule {
 pub struct RuleSet {
     /// How many of `rules` are in use.
     pub count: u32,
-    /// The roles for which [`maps::PORTS`] holds more rules of this address; 0: none. Hosts only, never prefixes. A
-    /// fragment names no port: to such an address it is dropped while any gate of the host is closed.
+    /// The [`roles::ENDS`] for which [`maps::PORTS`] holds more rules of this address; 0: none. Hosts only, never
+    /// prefixes. A fragment names no port: to such an address it is dropped while any gate of the host is closed, unless
+    /// no rule names that gate.
     pub more: u32,
     pub rules: [Rule; RULES_PER_ADDRESS],
 }
@@ -225,7 +235,7 @@ pub struct ExemptKey {
 pub struct Settings {
     /// [`LAYOUT_VERSION`] of who made the maps.
     pub layout_version: u32,
-    /// The union of all rules' roles: an end that no rule names costs no look-up.
+    /// The union of all rules' [`roles::ENDS`]: an end that no rule names costs no look-up.
     pub roles: u32,
     /// [`settings_flags`].
     pub flags: u32,
@@ -315,6 +325,7 @@ const _: () = {
     assert!(offset_of!(Gate, generation) == 8);
     assert!(offset_of!(Gate, token) == 16);
     assert!(offset_of!(Gate, rst_until_ns) == 32);
+    assert!(offset_of!(Gate, flags) == 40);
     assert!(size_of::<GateName>() == 64);
     assert!(size_of::<Rule>() == 12);
     assert!(size_of::<RuleSet>() == 8 + 12 * RULES_PER_ADDRESS);

@@ -7,7 +7,7 @@ use proptest::{collection::vec, prelude::*, sample::subsequence};
 use portcullis_common::layout::exempt;
 
 use super::*;
-use crate::config::model::{Attach, Endpoint, Lease, StoreLost, Tc, Xdp};
+use crate::config::model::{Attach, Endpoint, Lease, Neighbours, StoreLost, Tc, Xdp};
 
 fn agent() -> Agent {
     Agent {
@@ -28,6 +28,7 @@ fn agent() -> Agent {
     }
 }
 
+/// May share its addresses with others.
 fn service(name: &str) -> Service {
     Service {
         name: name.to_owned(),
@@ -39,6 +40,7 @@ fn service(name: &str) -> Service {
         ports: vec![],
         remote_ports: vec![],
         scope: Scope::Service,
+        neighbours: Neighbours::Keep,
         when_store_lost: StoreLost::Fence,
     }
 }
@@ -70,11 +72,14 @@ fn naive(services: &[(u32, &Service)], role: u8, address: IpAddr, protocol: u8, 
     let within = |prefixes: &[Prefix]| {
         prefixes.iter().any(|prefix| prefix.address.is_ipv4() == address.is_ipv4() && prefix.contains(&end))
     };
+    let (end, needed) = (role & roles::ENDS, role & !roles::ENDS);
+    let counts = |roles: u8| roles & end != 0 && roles & needed == needed;
     let hit = |service: &Service| {
-        let local = role & roles::LOCAL != 0 && within(&service.addresses) && named(&service.ports);
-        let behind = within(&service.behind) && named(&service.ports);
-        let remote = role & roles::REMOTE != 0 && within(&service.remotes) && named(&service.remote_ports);
-        local || behind || remote || service.scope == Scope::Node
+        let neighbours = if service.neighbours == Neighbours::Cut { roles::NEIGHBOURS } else { 0 };
+        let own = |roles, list: &[Prefix]| counts(roles | neighbours) && within(list) && named(&service.ports);
+        let remote = counts(roles::REMOTE) && within(&service.remotes) && named(&service.remote_ports);
+        let node = counts(roles::NODE) && service.scope == Scope::Node;
+        own(roles::LOCAL, &service.addresses) || own(roles::BEHIND, &service.behind) || remote || node
     };
     services.iter().filter(|(_, service)| hit(service)).map(|(gate, _)| *gate).collect()
 }
@@ -132,14 +137,16 @@ fn ports() -> impl Strategy<Value = Ports> {
 fn any_service() -> impl Strategy<Value = Service> {
     let prefixes = |most| subsequence(all::<Prefix>(&PREFIXES), 0..=most);
     let node = prop_oneof![12 => Just(Scope::Service), 1 => Just(Scope::Node)];
-    (prefixes(4), prefixes(2), prefixes(2), vec(ports(), 0..9), vec(ports(), 0..4), node).prop_map(
-        |(addresses, behind, remotes, ports, remote_ports, scope)| Service {
+    let neighbours = prop_oneof![8 => Just(Neighbours::Keep), 1 => Just(Neighbours::Cut)];
+    (prefixes(4), prefixes(2), prefixes(2), vec(ports(), 0..9), vec(ports(), 0..4), node, neighbours).prop_map(
+        |(addresses, behind, remotes, ports, remote_ports, scope, neighbours)| Service {
             addresses,
             behind,
             remotes,
             ports,
             remote_ports,
             scope,
+            neighbours,
             ..service("any")
         },
     )
@@ -226,6 +233,30 @@ proptest! {
                 naive(&services, role, address, protocol, port),
                 "role {} {} protocol {} port {}", role, address, protocol, port
             );
+            // Roles of one selector in several lists merge, so more may count than each list says by itself.
+            for more in [roles::LOOPBACK, roles::OWN, roles::NEIGHBOURS] {
+                let found = table.gates(role | more, address, protocol, port);
+                prop_assert!(found.is_superset(&naive(&services, role | more, address, protocol, port)));
+                prop_assert!(found.is_subset(&naive(&services, role, address, protocol, port)));
+            }
+        }
+    }
+
+    /// Of the rules of an address that cuts neighbours one stands beside it, whatever moves to the table of ports.
+    #[test]
+    fn neighbours_are_cut_without_a_port(services in any_services(), chosen in any::<prop::sample::Index>()) {
+        let mut services = services;
+        let chosen = chosen.index(services.len());
+        services[chosen].1.neighbours = Neighbours::Cut;
+        let gate = services[chosen].0;
+        let services = borrowed(&services);
+        let table = RuleTable::compile(&services, &agent());
+        prop_assume!(table.is_ok());
+        let table = table.unwrap();
+        for network in services[chosen].1.addresses.iter().map(Network::of) {
+            let set = table.addresses.get(&network.address()).or_else(|| table.prefixes.get(&(network.length, network.address())));
+            let cut = |rule: &Rule| rule.gate == gate && rule.roles & roles::NEIGHBOURS != 0;
+            prop_assert!(in_use(set.unwrap()).iter().any(cut));
         }
     }
 
@@ -274,7 +305,7 @@ fn hosts_and_prefixes_stand_apart() {
     );
     assert_eq!(table.prefixes.keys().map(|(length, _)| *length).collect::<Vec<_>>(), [64, 112]);
     assert_eq!(table.settings.flags, settings_flags::PREFIXES);
-    assert_eq!(table.settings.roles, u32::from(roles::LOCAL));
+    assert_eq!(table.settings.roles, u32::from(roles::LOCAL & roles::ENDS));
     assert_eq!(table.settings.gates, 1);
     assert_eq!(table.settings.layout_version, LAYOUT_VERSION);
 }
@@ -292,7 +323,7 @@ fn roles_of_one_selector_merge() {
         Service { remotes: all(&["10.0.0.1"]), remote_ports: all(&["tcp/1"]), ..at("a", &["10.0.0.1"], &["tcp/1"]) };
     let table = compile(&[both]).unwrap();
     let set = table.addresses.values().next().unwrap();
-    assert_eq!((set.count, set.rules[0].roles), (1, roles::NODE));
+    assert_eq!((set.count, set.rules[0].roles), (1, roles::BEHIND));
 }
 
 #[test]
@@ -301,7 +332,7 @@ fn ports_beyond_the_rules_of_an_address_move_to_the_table_of_ports() {
     let ports: Vec<&str> = ports.iter().map(String::as_str).collect();
     let table = compile(&[at("a", &["10.0.0.1"], &ports)]).unwrap();
     let set = table.addresses.values().next().unwrap();
-    assert_eq!((set.count, set.more), (8, u32::from(roles::LOCAL)));
+    assert_eq!((set.count, set.more), (8, u32::from(roles::LOCAL & roles::ENDS)));
     assert_eq!((set.rules[0].port_first, set.rules[0].port_last), (5, 6), "ranges come first");
     assert_eq!(table.ports.keys().map(|key| key.port).collect::<Vec<_>>(), [8, 9, 10]);
 }
@@ -340,10 +371,60 @@ fn a_port_that_does_not_fit_for_two_services_is_refused_by_name() {
 }
 
 #[test]
+fn neighbours_cannot_be_cut_for_one_of_two_services() {
+    let keep = at("keep", &["10.0.0.1"], &["tcp/1"]);
+    let cut = Service { neighbours: Neighbours::Cut, ..at("cut", &["10.0.0.0/24"], &["tcp/2"]) };
+    let error = compile(&[keep.clone(), cut.clone()]).unwrap_err();
+    let services = vec!["keep".to_owned(), "cut".to_owned()];
+    assert_eq!(error, RuleError::NeighboursShared { address: "10.0.0.1".parse().unwrap(), services });
+
+    let behind = Service { behind: keep.addresses.clone(), addresses: vec![], ..keep.clone() };
+    assert!(matches!(compile(&[behind, cut.clone()]), Err(RuleError::NeighboursShared { .. })));
+    let remote = Service { remotes: keep.addresses.clone(), addresses: vec![], ports: vec![], ..keep.clone() };
+    assert!(compile(&[remote, cut.clone()]).is_ok(), "what is sent to is nobody's own");
+    let whole = Service { scope: Scope::Node, ..service("node") };
+    assert!(compile(&[whole, cut.clone()]).is_ok(), "the whole node is no address");
+    assert!(compile(&[keep, Service { neighbours: Neighbours::Keep, ..cut }]).is_ok());
+}
+
+/// Eight places: the rule for neighbours, five ranges, and one of the two services of each shared port.
+#[test]
+fn the_rule_for_neighbours_takes_one_place() {
+    let to =
+        |name: &str, ports: &[&str]| Service { remotes: all(&["10.0.0.1"]), remote_ports: all(ports), ..service(name) };
+    let mut services = [
+        to("ranges", &["tcp/1", "udp/1-2", "udp/4-5", "udp/7-8", "udp/10-11", "udp/13-14"]),
+        to("one", &["tcp/1"]),
+        to("two", &["tcp/2"]),
+        to("three", &["tcp/2"]),
+        Service { neighbours: Neighbours::Cut, ..at("cut", &["10.0.0.1"], &["tcp/1"]) },
+    ];
+    for _ in 0..services.len() {
+        let table = compile(&services).unwrap();
+        let set = table.addresses.values().next().unwrap();
+        assert_ne!(set.rules[0].roles & roles::NEIGHBOURS, 0);
+        assert_eq!((set.count, table.ports.len()), (8, 2));
+        services.rotate_left(1);
+    }
+}
+
+/// The roles of one entry per service: the service's own selectors, the whole node's, and what both say of an address.
+#[test]
+fn what_is_exempt_from_a_whole_node_is_not_from_an_address() {
+    let cut = Service { neighbours: Neighbours::Cut, scope: Scope::Node, ..at("node", &["10.0.0.1"], &["tcp/1"]) };
+    let table = compile(&[cut]).unwrap();
+    let set = table.addresses.values().next().unwrap();
+    assert_eq!(
+        in_use(set).iter().map(|rule| (rule.protocol, rule.roles)).collect::<Vec<_>>(),
+        [(6, roles::LOCAL | roles::NEIGHBOURS), (ANY_PROTOCOL, roles::NODE)]
+    );
+}
+
+#[test]
 fn too_many_ranges_and_too_many_rules_of_a_prefix_are_refused() {
     let ranges: Vec<String> = (1..=9).map(|n| format!("tcp/{}-{}", n * 10, n * 10 + 5)).collect();
     let ranges: Vec<&str> = ranges.iter().map(String::as_str).collect();
-    let error = compile(&[at("a", &["fd00::1"], &ranges)]).unwrap_err();
+    let error = compile(&[at("a", &["fd00::1"], &[&ranges[..], &["udp/1"]].concat())]).unwrap_err();
     assert_eq!(
         error,
         RuleError::TooManyRules { address: "fd00::1".parse().unwrap(), needed: 9, services: vec!["a".to_owned()] }
@@ -367,6 +448,7 @@ fn a_whole_node_keeps_what_it_needs_to_be_reached() {
     let table = compile(std::slice::from_ref(&node)).unwrap();
     assert_eq!(table.prefixes.keys().map(|(length, _)| *length).collect::<Vec<_>>(), [0, 96]);
     assert_eq!(table.settings.flags, settings_flags::PREFIXES);
+    assert!(table.prefixes.values().all(|set| set.count == 1 && set.rules[0].roles == roles::NODE));
     let ssh = ExemptKey::new(exempt::LOCAL_PORT, Address::ANY, 6, 22);
     let dns = ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, 17, 53);
     assert!(table.exempt.contains(&ssh) && table.exempt.contains(&dns));
