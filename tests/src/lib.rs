@@ -5,6 +5,7 @@
 //! * [`residue`]: what a test run may leave behind on the machine, and its removal.
 //! * [`story`]: what most stories begin with.
 //! * [`report`]: what a story or a benchmark answers.
+//! * [`show`]: what a demonstration shows a person.
 //! * [`clock`]: the boot clock, in which everything is told.
 //!
 //! The harness panics where an ordinary library would return an error: a test has no better answer to a link that
@@ -13,6 +14,7 @@
 pub mod clock;
 pub mod report;
 pub mod residue;
+pub mod show;
 pub mod story;
 pub mod traffic;
 pub mod world;
