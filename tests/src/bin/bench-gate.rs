@@ -128,11 +128,11 @@ fn rates(lane: &Lane, object: &mut Object, report: &mut Report) {
     let receiver = lane.receiver();
     let matched = format!("ip daddr {} tcp dport {PORT} drop", std::net::Ipv4Addr::from(CLOSED_ADDRESS));
     let ingress = format!(
-        "table netdev bench {{ chain drop {{ type filter hook ingress device {} priority 0; {matched}; }} }}",
+        "table netdev bench {{ chain cut {{ type filter hook ingress device {} priority 0; {matched}\n}}\n}}",
         lane.interface()
     );
     let prerouting =
-        format!("table ip bench {{ chain drop {{ type filter hook prerouting priority raw; {matched}; }} }}");
+        format!("table ip bench {{ chain cut {{ type filter hook prerouting priority raw; {matched}\n}}\n}}");
     let interface = index(receiver, lane.interface());
     let best = |best: &mut f64, dropped: Dropped| *best = best.max(dropped.rate());
     let (mut gate_rate, mut ingress_rate, mut prerouting_rate) = (0.0, 0.0, 0.0);
