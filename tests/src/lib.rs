@@ -6,11 +6,13 @@
 //! * [`story`]: what most stories begin with.
 //! * [`report`]: what a story or a benchmark answers.
 //! * [`show`]: what a demonstration shows a person.
+//! * [`bench`]: what the benchmarks of the kernel programs share.
 //! * [`clock`]: the boot clock, in which everything is told.
 //!
 //! The harness panics where an ordinary library would return an error: a test has no better answer to a link that
 //! cannot be made, and its story stays readable.
 
+pub mod bench;
 pub mod clock;
 pub mod report;
 pub mod residue;

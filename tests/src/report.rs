@@ -64,6 +64,8 @@ pub struct Report {
     subject: Subject,
     passed: bool,
     checks: Vec<Check>,
+    #[serde(skip)]
+    notes: Vec<String>,
 }
 
 impl Report {
@@ -78,7 +80,7 @@ impl Report {
     }
 
     fn new(subject: Subject) -> Self {
-        Self { subject, passed: true, checks: Vec::new() }
+        Self { subject, passed: true, checks: Vec::new(), notes: Vec::new() }
     }
 
     /// Adds a value in `unit` (`ms`, `ns`, `packets`; empty for a bare number) and compares it with its limit.
@@ -91,6 +93,11 @@ impl Report {
     /// Adds a statement that must be true: its value is 1 or 0.
     pub fn holds(&mut self, name: impl Into<String>, ok: bool) {
         self.check(name, f64::from(u8::from(ok)), "", Limit::Exactly(1.0));
+    }
+
+    /// Adds a line for the eye, below the table: figures that have no limit.
+    pub fn note(&mut self, line: impl Into<String>) {
+        self.notes.push(line.into());
     }
 
     /// Prints the report, as one line of JSON if the program was given `--json`, else as a table. The exit code is 1 if
@@ -152,7 +159,7 @@ impl fmt::Display for Report {
                 limit = widths[2],
             )?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))
     }
 }
 
@@ -196,6 +203,10 @@ gate: FAILED
   agent was dead         1  == 1  ok
 ";
         assert_eq!(sample().to_string(), expected);
+        let mut noted = sample();
+        noted.note("beside: 7 ns");
+        assert_eq!(noted.to_string(), format!("{expected}  beside: 7 ns\n"));
+        assert_eq!(noted.json(), sample().json());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
-use crate::{cargo, succeed, target};
+use crate::{cargo, ebpf, succeed, target};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -60,6 +60,10 @@ pub(crate) fn run(root: &Path, kind: Kind, options: &Options) -> anyhow::Result<
         bail!("there is no `{name}`: `--list` shows the names");
     }
     succeed(cargo().current_dir(root).args(["build", "--release", "-p", "portcullis"]))?;
+    let object = match kind {
+        Kind::Demo => None,
+        Kind::Bench => Some(ebpf::build_with_bench(root)?),
+    };
     let mut all_passed = true;
     for story in chosen {
         let bin = format!("{}{}", kind.prefix(), story.name);
@@ -68,6 +72,9 @@ pub(crate) fn run(root: &Path, kind: Kind, options: &Options) -> anyhow::Result<
             .current_dir(root)
             .args(["run", "--quiet", "--release", "-p", "portcullis-tests", "--bin", &bin, "--"])
             .env("PORTCULLIS_BIN", target(root).join("release/portcullis"));
+        if let Some(object) = &object {
+            command.env("PORTCULLIS_BENCH_BPF", object);
+        }
         if options.json {
             command.arg("--json");
         }

@@ -1,0 +1,20 @@
+//! What the benchmarks of the kernel programs share.
+//!
+//! * [`gates`]: the kernel object with its maps filled as an agent fills them.
+//! * [`timing`]: nanoseconds per packet by test run, on a machine that does other things beside.
+//! * [`flood`]: packets dropped per second of processor time, by whatever drops them.
+
+pub mod flood;
+pub mod gates;
+pub mod timing;
+
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+
+/// Keeps a thread (`None`: the calling one) on one processor, if there are so many.
+pub fn pin(thread: Option<u32>, cpu: usize) {
+    let Ok(cpus) = std::thread::available_parallelism() else { return };
+    let mut set = CpuSet::new();
+    set.set(cpu % cpus);
+    let thread = thread.and_then(|id| Pid::from_raw(id.cast_signed()));
+    sched_setaffinity(thread, &set).unwrap_or_else(|e| panic!("keep a thread on processor {cpu}: {e}"));
+}
