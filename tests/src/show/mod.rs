@@ -77,6 +77,11 @@ impl Show {
         self.print(&format!("{}  {text}", self.colours.paint(Style::Faint, &time)));
     }
 
+    /// What helps to read the rest.
+    pub fn note(&self, text: &str) {
+        self.print(&format!("  {}", self.colours.paint(Style::Faint, text)));
+    }
+
     /// What a command printed, as it was, indented.
     pub fn output(&self, command: &str, text: &str) {
         let lines: String = text.trim_end().lines().map(|line| format!("\n  {line}")).collect();
