@@ -125,12 +125,8 @@ fn find(purpose: Purpose) -> anyhow::Result<Vec<Missing>> {
     if in_path("bpf-linker").is_none() {
         missing.extend(linker(compiler.as_deref())?);
     }
-<<<<<<< HEAD
     // Not optimised: that takes minutes, and reading three lock files a second.
-    if in_path("cargo-deny").is_none() {
-=======
     if lints && in_path("cargo-deny").is_none() {
->>>>>>> demo
         missing.push(Missing {
             what: "cargo-deny".to_owned(),
             why: "licences and sources of dependencies are checked",

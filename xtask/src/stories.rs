@@ -10,12 +10,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 
-<<<<<<< HEAD
-use crate::{cargo, ebpf, succeed, target};
-=======
 use crate::setup::{self, Purpose};
-use crate::{cargo, succeed, target};
->>>>>>> demo
+use crate::{cargo, ebpf, succeed, target};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -72,24 +68,6 @@ pub(crate) fn run(root: &Path, kind: Kind, options: &Options) -> anyhow::Result<
     if let (Some(name), true) = (name, chosen.is_empty()) {
         bail!("{}", unknown(name, &known));
     }
-<<<<<<< HEAD
-    succeed(cargo().current_dir(root).args(["build", "--release", "-p", "portcullis"]))?;
-    let object = match kind {
-        Kind::Demo => None,
-        Kind::Bench => Some(ebpf::build_with_bench(root)?),
-    };
-    let mut all_passed = true;
-    for story in chosen {
-        let bin = format!("{}{}", kind.prefix(), story.name);
-        let mut command = cargo();
-        command
-            .current_dir(root)
-            .args(["run", "--quiet", "--release", "-p", "portcullis-tests", "--bin", &bin, "--"])
-            .env("PORTCULLIS_BIN", target(root).join("release/portcullis"));
-        if let Some(object) = &object {
-            command.env("PORTCULLIS_BENCH_BPF", object);
-        }
-=======
     setup::run(Purpose::Stories, false)?;
     succeed(cargo().current_dir(root).args([
         "build",
@@ -101,13 +79,19 @@ pub(crate) fn run(root: &Path, kind: Kind, options: &Options) -> anyhow::Result<
         "portcullis-tests",
         "--bins",
     ]))?;
+    let object = match kind {
+        Kind::Demo => None,
+        Kind::Bench => Some(ebpf::build_with_bench(root)?),
+    };
     let folder = target(root).join("release");
     let mut all_passed = true;
     for story in chosen {
         let program = folder.join(format!("{}{}", kind.prefix(), story.name));
         let mut command = Command::new(&program);
         command.env("PORTCULLIS_BIN", folder.join("portcullis"));
->>>>>>> demo
+        if let Some(object) = &object {
+            command.env("PORTCULLIS_BENCH_BPF", object);
+        }
         if options.json {
             command.arg("--json");
         }
