@@ -410,3 +410,36 @@ fn check_points_at_what_is_wrong() {
     let right = s.output(&["check", file.to_str().unwrap()]);
     assert!(right.status.success() && right.stderr.is_empty() && !right.stdout.is_empty(), "{right:?}");
 }
+
+#[test]
+fn doctor_examines_the_host_the_files_and_the_running_agent() {
+    let s = setting();
+    let file = s.file("portcullis.toml");
+    fs::write(&file, "[agent]\nstate_dir = \"/dev/shm/portcullis\"\ndrift = \"500ppm\"\n").unwrap();
+    let output = s.output(&["doctor", "--config", file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    for check in [
+        "kernel: ",
+        "BTF: ",
+        "bpf(): ",
+        "capabilities: ",
+        "bpffs: ",
+        "cgroup v2: ",
+        "lockdown: ",
+        "time namespace: ",
+        "clock slew: ",
+        "queue drain: ",
+        "ok    configuration: ",
+        "BAD   state directory: ",
+        "weak  interface: eth0: tc tcx, XDP none",
+        "raise `drift` in",
+    ] {
+        assert!(said.contains(check), "no {check:?} in:\n{said}");
+    }
+    assert!(!said.contains("drift_ppm"), "{said}");
+    assert_eq!(output.status.code(), Some(1), "a state directory that forgets:\n{said}");
+    fs::write(&file, "[agent]\nidentiti = \"node-a\"\n").unwrap();
+    let output = s.output(&["doctor", "--config", file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("BAD   configuration: ") && said.contains("queue drain: "), "{said}");
+}

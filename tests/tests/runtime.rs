@@ -160,17 +160,17 @@ fn reload(agent: &Agent, removed: &[&str], added: &[&str]) {
 
 /// From here on no process that this thread starts can read the clock's slew rate.
 fn refuse_adjtimex() {
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let code = |parts: u32| u16::try_from(parts).expect("16 bits hold every instruction's code");
     let is = |number: libc::c_long, skip| libc::sock_filter {
-        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        code: code(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K),
         jt: skip,
         jf: 0,
         k: u32::try_from(number).expect("a system call's number"),
     };
-    let give = |k| libc::sock_filter { code: RETURN, jt: 0, jf: 0, k };
+    let give = |k| libc::sock_filter { code: code(libc::BPF_RET | libc::BPF_K), jt: 0, jf: 0, k };
     let mut filter = [
         // The system call's number is the first word.
-        libc::sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: 0 },
+        libc::sock_filter { code: code(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS), jt: 0, jf: 0, k: 0 },
         is(libc::SYS_adjtimex, 2),
         is(libc::SYS_clock_adjtime, 1),
         give(libc::SECCOMP_RET_ALLOW),

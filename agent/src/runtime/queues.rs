@@ -115,9 +115,9 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_told() {
-        let unknown = complaints(&services("60s"), Ok(vec![shaper(None)]));
+        let unknown = complaints(&services("30s"), Ok(vec![shaper(None)]));
         assert!(matches!(&unknown[..], [said] if said.contains("cannot be read")), "{unknown:?}");
-        let unread = complaints(&services("60s"), Err(io::ErrorKind::PermissionDenied.into()));
+        let unread = complaints(&services("30s"), Err(io::ErrorKind::PermissionDenied.into()));
         assert!(matches!(&unread[..], [said] if said.contains("cannot be read")), "{unread:?}");
     }
 }

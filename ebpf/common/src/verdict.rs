@@ -147,7 +147,8 @@ pub struct Findings {
     now: u64,
     /// Not 0: an exemption may help past `closed`.
     exemptible: u32,
-    pad: u32,
+    /// Not 0: gates other than `closed` are closed as well, or may be.
+    several: u32,
 }
 
 /// One end of a packet, as the rules see it.
@@ -245,7 +246,7 @@ pub fn decide<K: Kernel>(kernel: &K, packet: &Packet, place: Place, rules: Rules
     }
     let whole = neighbour || matches!(packet.class, Class::Vague);
     let end = End { port: 0, protocol: packet.protocol, any: 0, all, whole };
-    let mut findings = Findings { needed: NONE, closed: NONE, generation: 0, now: UNREAD, exemptible: 1, pad: 0 };
+    let mut findings = Findings { needed: NONE, closed: NONE, generation: 0, now: UNREAD, exemptible: 1, several: 0 };
     if let Some(rules) = rules.destination {
         let end = End { port: packet.destination_port, any: destination, ..end };
         consult_quickly(kernel, rules, &packet.destination, end, &mut findings);
@@ -307,6 +308,7 @@ pub fn consult<K: Kernel>(kernel: &K, rules: &RuleSet, address: &Address, end: E
             findings.needed = closed;
             findings.closed = closed;
             findings.exemptible = 0;
+            findings.several = 1;
         }
     }
 }
@@ -354,6 +356,9 @@ fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Finding
         Some(_) => {}
         None => kernel.note(Event::NoGate),
     }
+    if !open && findings.closed != NONE && findings.closed != gate {
+        findings.several = 1;
+    }
     if !open && (findings.closed == NONE || findings.exemptible != 0) {
         findings.closed = gate;
         findings.exemptible = (rule_roles & roles::OWN == 0) as u32;
@@ -363,7 +368,8 @@ fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Finding
 /// A gate that the packet needs is closed.
 #[inline(always)]
 fn judge_closed<K: Kernel>(kernel: &K, packet: &Packet, place: Place, findings: &Findings) -> Verdict {
-    if packet.bare {
+    // One gate's window is not another's: where several are closed, none counts.
+    if packet.bare && findings.several == 0 {
         let until = kernel.rst_until(findings.closed);
         let now = if until == 0 { UNREAD } else { kernel.now() };
         // Out: the reset that tells an established peer. In: the acknowledgement that makes the kernel send one.
