@@ -106,7 +106,10 @@ fn nobody_is_told_where_the_address_lives() {
     let round = || {
         let capture = Capture::start(&client, "eth0", |frame| !frame.outgoing);
         let seen = |capture: &Capture, condition: &dyn Fn(usize) -> bool| {
-            assert!(clock::wait_until(SOON, || condition(capture.frames())), "the node's own address is not answered for");
+            assert!(
+                clock::wait_until(SOON, || condition(capture.frames())),
+                "the node's own address is not answered for"
+            );
         };
         for _ in 0..5 {
             link.client.0.send(&link.arp_request(vip()));
@@ -231,9 +234,14 @@ fn fragments_begun_before_closing_are_not_completed_after_it() {
     let world = World::new("closed-fragments");
     let (client, node) = pair(&world);
     let link = Link::between(&client, &node);
-    let mut service = Gated::start(&node, &config(r#"
+    let mut service = Gated::start(
+        &node,
+        &config(
+            r#"
         addresses = ["10.9.0.100", "fd09::100"]
-        ports = ["udp/7000"]"#));
+        ports = ["udp/7000"]"#,
+        ),
+    );
     let inbox = Inbox::open(&node, &["10.9.0.100:7000", "[fd09::100]:7000"], "10.9.0.2:7000");
     let control = SocketAddr::from((NODE, 7000));
     let marker = frames::ipv4(CLIENT, NODE, frames::UDP, &frames::udp((CLIENT, 7).into(), control, b"control"));
@@ -269,7 +277,9 @@ fn fragments_begun_before_closing_are_not_completed_after_it() {
     let closed = deliver(&seconds);
     let (firsts, others) = pieces(300, 10);
     let whole_closed = deliver(&[firsts, others].concat());
-    println!("datagrams completed, of 20: begun and ended open {open}, ended closed {closed}, all closed {whole_closed}");
+    println!(
+        "datagrams completed, of 20: begun and ended open {open}, ended closed {closed}, all closed {whole_closed}"
+    );
     assert_eq!((open, closed, whole_closed), (20, 0, 0));
     service.open();
     let (firsts, seconds) = pieces(400, 10);
@@ -333,7 +343,9 @@ fn icmp_of_the_address_is_the_service_s() {
     let open = round();
     service.close();
     let closed = round();
-    println!("ICMP answers (service: 10 pings and 10 errors, IPv6: 10 pings, node: 10 and 10): open {open:?}, closed {closed:?}");
+    println!(
+        "ICMP answers (service: 10 pings and 10 errors, IPv6: 10 pings, node: 10 and 10): open {open:?}, closed {closed:?}"
+    );
     assert_eq!(open, [20, 10, 20]);
     assert_eq!(closed, [0, 0, 20]);
 }
@@ -345,9 +357,14 @@ fn an_icmp_error_about_another_port_passes() {
     let (client, node) = pair(&world);
     node.sysctl("net.ipv4.icmp_ratelimit", "0");
     let link = Link::between(&client, &node);
-    let mut service = Gated::start(&node, &config(r#"
+    let mut service = Gated::start(
+        &node,
+        &config(
+            r#"
         addresses = ["10.9.0.100"]
-        ports = ["udp/7000"]"#));
+        ports = ["udp/7000"]"#,
+        ),
+    );
     // Errors that reach a connected socket are told to it.
     let told = |port: u16| {
         let socket = node.run(|| UdpSocket::bind(("10.9.0.100", port))).unwrap();

@@ -78,7 +78,8 @@ fn f16_through_lo_and_a_local_route() {
         .kept("node to itself", Flow::udp(&node, "10.9.0.2:0", &node, "10.9.0.2:7002"))
         .kept("loopback address", Flow::udp(&node, "127.0.0.1:0", &node, "127.0.0.1:7002"))
         .judge_closed(&mut service, |_| {
-            for (address, reached) in [("10.9.0.100", false), ("fd09::100", false), ("10.9.7.7", false), ("10.9.0.2", true)]
+            for (address, reached) in
+                [("10.9.0.100", false), ("fd09::100", false), ("10.9.7.7", false), ("10.9.0.2", true)]
             {
                 assert_eq!(asks_by_tcp(&node, address, 9000), reached, "closed: {address}");
             }
@@ -216,7 +217,8 @@ fn through_translation_to_a_container() {
     let mut service = Gated::start(&node, &config(selectors));
     service.open();
     let translated = |from: &Namespace, source: &str, port: u16| {
-        Flow::udp(from, source, &container, &format!("10.9.0.100:{port}")).translated_to(&format!("10.88.0.2:{}", port + 1000))
+        Flow::udp(from, source, &container, &format!("10.9.0.100:{port}"))
+            .translated_to(&format!("10.88.0.2:{}", port + 1000))
     };
     Traffic::default()
         .cut("remote client, PREROUTING", translated(&client, "10.9.0.1:0", 7000))
@@ -233,7 +235,9 @@ fn through_a_vxlan_tunnel() {
     let world = World::new("path-vxlan");
     let (client, node) = pair(&world);
     for (host, own, other) in [(&client, "1", "2"), (&*node, "2", "1")] {
-        host.ip(&format!("link add vx0 type vxlan id 42 local 10.9.0.{own} remote 10.9.0.{other} dstport 4789 dev eth0"));
+        host.ip(&format!(
+            "link add vx0 type vxlan id 42 local 10.9.0.{own} remote 10.9.0.{other} dstport 4789 dev eth0"
+        ));
         host.add_address("vx0", &format!("10.42.0.{own}/24"));
         host.ip("link set vx0 up");
     }
@@ -365,7 +369,8 @@ fn through_a_vlan_interface() {
 
 /// Only the kernel's own word for "no such kind of link" is a reason to skip.
 fn has_vlan_interfaces(namespace: &Namespace) -> bool {
-    let made = namespace.command("ip").args("link add link eth0 name probe.1 type vlan id 1".split(' ')).output().unwrap();
+    let made =
+        namespace.command("ip").args("link add link eth0 name probe.1 type vlan id 1".split(' ')).output().unwrap();
     let said = String::from_utf8_lossy(&made.stderr).into_owned();
     match made.status.success() {
         true => {

@@ -58,7 +58,8 @@ fn a_whole_node_is_cut_but_for_what_is_exempt() {
     let question = frames::arp(1, (wire::mac(&client, "eth0"), [10, 9, 0, 1].into()), ([0; 6], [10, 9, 0, 2].into()));
     let question = frames::ethernet([0xff; 6], wire::mac(&client, "eth0"), &[], frames::ARP, &question);
     let answered = || {
-        let capture = portcullis_tests::traffic::Capture::start(&client, "eth0", |frame| frame.is_arp() && !frame.outgoing);
+        let capture =
+            portcullis_tests::traffic::Capture::start(&client, "eth0", |frame| frame.is_arp() && !frame.outgoing);
         wire.send(&question);
         assert!(clock::wait_until(SOON, || capture.frames() > 0), "ARP for the node's own address is not answered");
         capture.stop();
@@ -93,7 +94,8 @@ fn ssh_can_be_cut_too() {
     let _server = serve(&node, &["10.9.0.2:22"]);
     let mut service = Gated::start(&node, &config_with("exempt_ssh = false", r#"scope = "node""#));
     service.open();
-    let reached = || portcullis_tests::traffic::connect(&client, "10.9.0.2:22".parse().unwrap(), Duration::from_millis(300));
+    let reached =
+        || portcullis_tests::traffic::connect(&client, "10.9.0.2:22".parse().unwrap(), Duration::from_millis(300));
     assert!(reached().is_ok());
     service.close();
     assert_eq!(reached().map_err(|error| error.kind()).err(), Some(std::io::ErrorKind::TimedOut));

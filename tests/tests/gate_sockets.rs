@@ -93,7 +93,10 @@ fn orphans(name: &str, port: u16, bury: impl FnOnce(&Cgroup)) {
     assert!(clock::wait_until(SOON, || queued() > 4096), "the writer does not write on");
     writer.server.kill();
     let orphan = || node.output("ss", &["-tnH", "state", "fin-wait-1", "sport", &format!("= {port}")]);
-    assert!(clock::wait_until(SOON, || !orphan().trim().is_empty()), "the kernel keeps no orphan: nothing is put to the test");
+    assert!(
+        clock::wait_until(SOON, || !orphan().trim().is_empty()),
+        "the kernel keeps no orphan: nothing is put to the test"
+    );
     let held = orphan();
     bury(&cgroup);
     service.open();
@@ -107,7 +110,11 @@ fn orphans(name: &str, port: u16, bury: impl FnOnce(&Cgroup)) {
     let captured = capture.stop();
     let late = captured.after(closing.after, |_| true);
     let stale = service.status()["counters"]["stale_packets"].clone();
-    println!("{name}: orphan {:?}; frames with data after closing: {}, refused as stale: {stale}", held.trim(), late.len());
+    println!(
+        "{name}: orphan {:?}; frames with data after closing: {}, refused as stale: {stale}",
+        held.trim(),
+        late.len()
+    );
     assert_eq!(late, []);
     assert!(reopened > closing.after);
     drop((again, writer.connection));
@@ -169,10 +176,13 @@ fn forwarded_traffic_is_judged_by_the_deadline_alone() {
     node.forward();
     let mut service = Gated::start(&node, &config(r#"behind = ["10.88.0.2"]"#));
     service.open();
-    let (inbox, control, own) = (udp(&client, "10.9.0.1:7000"), udp(&client, "10.9.0.1:7001"), udp(&node, "10.9.0.2:0"));
+    let (inbox, control, own) =
+        (udp(&client, "10.9.0.1:7000"), udp(&client, "10.9.0.1:7001"), udp(&node, "10.9.0.2:0"));
     let old = udp(&container, "10.88.0.2:7000");
     // The neighbours are known before anything is counted.
-    Flow::udp(&container, "10.88.0.2:0", &client, "10.9.0.1:7005").start().stop().assert_whole();
+    let first = Flow::udp(&container, "10.88.0.2:0", &client, "10.9.0.1:7005").start();
+    assert!(clock::wait_until(SOON, || first.arrived() > 0));
+    drop(first);
     let open = twenty(&old, &inbox, &own, &control);
     service.close();
     let closed = twenty(&old, &inbox, &own, &control);

@@ -17,7 +17,7 @@ use super::{Answer, Command, Node, Process, binary, http};
 use crate::clock;
 
 /// How long an agent may take from its start until it answers.
-const READY: Duration = Duration::from_secs(15);
+const READY: Duration = Duration::from_secs(60);
 /// How long it may take to answer one request.
 const ANSWER: Duration = Duration::from_secs(5);
 

@@ -182,7 +182,8 @@ fn pseudo_checksum(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> [u
 }
 
 fn checksum(bytes: &[u8]) -> [u8; 2] {
-    let mut sum: u32 = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
+    let mut sum: u32 =
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

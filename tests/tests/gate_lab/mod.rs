@@ -175,7 +175,10 @@ impl Traffic {
     pub(crate) fn judge_closed(&self, service: &mut Gated, meanwhile: impl FnOnce(&mut Gated)) {
         let (cut, kept) = (start(&self.cut), start(&self.kept));
         for (name, flow) in cut.iter().chain(&kept) {
-            assert!(clock::wait_until(SOON, || flow.arrived() >= ENOUGH), "{name} does not flow while the gate is open");
+            assert!(
+                clock::wait_until(SOON, || flow.arrived() >= ENOUGH),
+                "{name} does not flow while the gate is open"
+            );
         }
         let closing = service.close();
         wait_for_more(&cut);
@@ -186,7 +189,13 @@ impl Traffic {
             let report = flow.stop();
             let open = report.between(BootInstant::ZERO, closing.before.saturating_sub(LAG));
             let closed = report.between(closing.after, clock::now());
-            println!("{name}: {} of {} passed open, {} of {} closed", open.received(), open.sent(), closed.received(), closed.sent());
+            println!(
+                "{name}: {} of {} passed open, {} of {} closed",
+                open.received(),
+                open.sent(),
+                closed.received(),
+                closed.sent()
+            );
             assert_whole(name, &open);
             assert_nothing(name, &closed);
         }
@@ -242,7 +251,9 @@ pub(crate) fn serve(node: &Node, addresses: &[&str]) -> Process {
 
 /// Whether an echo server answers one line over TCP, asked by a process of `node`.
 pub(crate) fn asks_by_tcp(node: &Node, address: &str, port: u16) -> bool {
-    let script = format!("exec 3<>/dev/tcp/{address}/{port} && echo hi >&3 && read -t 1 line <&3 && [ \"$line\" = hi ]");
-    let status = node.command("timeout").args(["1", "bash", "-c", &script]).stderr(std::process::Stdio::null()).status();
+    let script =
+        format!("exec 3<>/dev/tcp/{address}/{port} && echo hi >&3 && read -t 1 line <&3 && [ \"$line\" = hi ]");
+    let status =
+        node.command("timeout").args(["1", "bash", "-c", &script]).stderr(std::process::Stdio::null()).status();
     status.unwrap().success()
 }
