@@ -92,6 +92,21 @@ impl Story {
         server
     }
 
+    /// Packets that the wire itself has lost so far, before any program saw them: the ring of a veth pair whose peer runs XDP
+    /// holds 256, and overflows when the receiving side is off the CPU.
+    #[track_caller]
+    pub fn wire_drops(&self) -> usize {
+        let dropped = |namespace: &Namespace| {
+            let table =
+                namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).expect("/proc is mounted");
+            let line =
+                table.lines().find_map(|line| line.trim_start().strip_prefix("eth0:")).expect("there is an eth0");
+            // Eight columns of what was received, then bytes, packets, errors and drops of what was sent.
+            line.split_whitespace().nth(11).and_then(|drops| drops.parse::<usize>().ok()).expect("a number")
+        };
+        dropped(&self.client) + dropped(&self.node)
+    }
+
     /// UDP in both directions and families, on ports of their own. Ports below `base + 2` are taken.
     fn flows(&self, base: u16, rate: u32) -> [Flow; 4] {
         let (client, node) = (&self.client, &self.node);
