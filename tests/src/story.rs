@@ -1,6 +1,10 @@
 //! What most stories begin with: a client, a node that serves a virtual address in both families, and the agent that guards it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use portcullis::core::time::BootInstant;
 use portcullis_common::layout::FENCE_NUMBERS;
@@ -199,4 +203,14 @@ pub fn run_for(span: Duration) {
 /// Whether the long run was asked for: `cargo xtask test --long`.
 pub fn is_long() -> bool {
     std::env::var_os("PORTCULLIS_LONG").is_some_and(|value| value == "1")
+}
+
+/// Tells the threads of a scope to end when it is dropped, so that a test that panics does not wait for them.
+#[derive(Debug)]
+pub struct EndOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

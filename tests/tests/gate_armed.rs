@@ -8,7 +8,7 @@ use std::{
 
 use portcullis_tests::{
     clock,
-    story::{CONFIG, Story, is_long},
+    story::{CONFIG, EndOnDrop, Story, is_long},
     traffic::{Flow, Report, RunningFlow, RunningStream, Stream},
     world,
 };
@@ -45,7 +45,7 @@ fn ten_million_packets_pass_a_gate_that_is_renewed() {
     let wanted = if is_long() { 10 * PACKETS } else { PACKETS };
     let (mut passed, mut spoiled, mut full_ring) = (0, 0, 0);
     thread::scope(|scope| {
-        let _ended = OnDrop(&ended);
+        let _ended = EndOnDrop(&ended);
         scope.spawn(|| {
             while !ended.load(Ordering::Relaxed) {
                 let renewal = story.agent.request("PUT", "/v1/services/vip/lease", Some(&json!({ "token": token })));
@@ -155,13 +155,4 @@ fn a_closed_gate_is_nobody_elses() {
     let (beside, lost_beside) = ended_whole(same_address.into(), vec![]);
     assert_eq!((lost_elsewhere, lost_beside), (0, 0), "packets of others were lost");
     println!("20 fences: {} packets of others, 0 lost", elsewhere + beside);
-}
-
-/// Ends the threads of a scope, also when the test panics.
-struct OnDrop<'a>(&'a AtomicBool);
-
-impl Drop for OnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

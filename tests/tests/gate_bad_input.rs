@@ -5,7 +5,6 @@ use std::{
     fs,
     io::{Read as _, Write as _},
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -207,11 +206,11 @@ fn damaged_state_leaves_the_service_fenced() {
 fn foreign_maps_and_pins_are_refused() {
     let mut story = Story::new("pins");
     story.agent.kill();
-    let pin = find(story.node.bpffs(), maps::SETTINGS);
+    let pin = story.node.pin(maps::SETTINGS);
     let aside = pin.with_file_name("ASIDE");
     fs::rename(&pin, &aside).expect("bpffs renames");
     // Of another type and size, made by somebody else.
-    let other = find(story.node.bpffs(), maps::EVENTS);
+    let other = story.node.pin(maps::EVENTS);
     let data = MapData::from_pin(&other).expect("it is pinned");
     data.pin(&pin).expect("a free name");
     refused(&story, CONFIG, &[maps::SETTINGS]);
@@ -222,7 +221,7 @@ fn foreign_maps_and_pins_are_refused() {
 
     // What stands in a gate is nobody's deadline: beyond every TTL, or of a token that nobody issued.
     for (deadline, token) in [(u64::MAX, 1), (clock::now().as_nanos() + 1_000_000_000, 0)] {
-        let path = find(story.node.bpffs(), maps::GATES);
+        let path = story.node.pin(maps::GATES);
         let map = Map::Array(MapData::from_pin(&path).expect("it is pinned"));
         let mut gates: Array<_, portcullis_common::layout::Gate> = map.try_into().expect("the gates");
         let mut gate = gates.get(&0, 0).expect("readable");
@@ -283,19 +282,4 @@ fn limit_files(story: &Story, bytes: u64) {
     let pid = Pid::from_raw(story.agent.pid().cast_signed()).expect("a process");
     let limit = Rlimit { current: (bytes < u64::MAX).then_some(bytes), maximum: None };
     prlimit(Some(pid), Resource::Fsize, limit).expect("root may");
-}
-
-/// The pin `name` below `folder`.
-fn find(folder: &Path, name: &str) -> PathBuf {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder").flatten() {
-            match entry.path() {
-                path if path.is_dir() => folders.push(path),
-                path if entry.file_name() == name => return path,
-                _ => {}
-            }
-        }
-    }
-    panic!("no {name} below {}", folder.display());
 }

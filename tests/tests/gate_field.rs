@@ -2,10 +2,8 @@
 //! faults of `gate_deadline`.
 
 use std::{
-    fs,
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
-    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -78,7 +76,7 @@ fn f09_silence_of_the_holder_is_no_freshness() {
 #[test]
 fn f12_held_but_not_programmed_stays_fenced_and_raises_an_alarm() {
     let story = Story::new("f12");
-    let pin = pin(story.node.bpffs(), maps::ADDRESSES);
+    let pin = story.node.pin(maps::ADDRESSES);
     let map = Map::HashMap(MapData::from_pin(&pin).expect("it is pinned"));
     let mut rules: HashMap<_, Address, RuleSet> = map.try_into().expect("a map of rules");
     let addresses: Vec<Address> = rules.keys().collect::<Result<_, _>>().expect("readable");
@@ -199,19 +197,4 @@ fn f21_a_stale_command_is_refused() {
     let now = story.node.portcullis(&["fence", "vip", "--token", &new.to_string(), "--reason", "meant"]).output();
     assert!(now.expect("portcullis starts").status.success());
     assert!(story.is_fenced());
-}
-
-/// The pin `name` below `folder`.
-fn pin(folder: &Path, name: &str) -> PathBuf {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder").flatten() {
-            match entry.path() {
-                path if path.is_dir() => folders.push(path),
-                path if entry.file_name() == name => return path,
-                _ => {}
-            }
-        }
-    }
-    panic!("no {name} below {}", folder.display());
 }
