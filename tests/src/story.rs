@@ -1,6 +1,10 @@
 //! What most stories begin with: a client, a node that serves a virtual address in both families, and the agent that guards it.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use portcullis::core::time::BootInstant;
 use portcullis_common::layout::FENCE_NUMBERS;
@@ -90,6 +94,21 @@ impl Story {
         let server = self.node.spawn("server", self.node.command(world::binary("testserver")).args(SERVERS));
         assert!(clock::wait_until(Duration::from_secs(5), || server.log() == "ready\n"), "{}", server.log());
         server
+    }
+
+    /// Packets that the wire itself has lost so far, before any program saw them: the ring of a veth pair whose peer runs XDP
+    /// holds 256, and overflows when the receiving side is off the CPU.
+    #[track_caller]
+    pub fn wire_drops(&self) -> usize {
+        let dropped = |namespace: &Namespace| {
+            let table =
+                namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).expect("/proc is mounted");
+            let line =
+                table.lines().find_map(|line| line.trim_start().strip_prefix("eth0:")).expect("there is an eth0");
+            // Eight columns of what was received, then bytes, packets, errors and drops of what was sent.
+            line.split_whitespace().nth(11).and_then(|drops| drops.parse::<usize>().ok()).expect("a number")
+        };
+        dropped(&self.client) + dropped(&self.node)
     }
 
     /// UDP in both directions and families, on ports of their own. Ports below `base + 2` are taken.
@@ -184,4 +203,14 @@ pub fn run_for(span: Duration) {
 /// Whether the long run was asked for: `cargo xtask test --long`.
 pub fn is_long() -> bool {
     std::env::var_os("PORTCULLIS_LONG").is_some_and(|value| value == "1")
+}
+
+/// Tells the threads of a scope to end when it is dropped, so that a test that panics does not wait for them.
+#[derive(Debug)]
+pub struct EndOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

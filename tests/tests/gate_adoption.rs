@@ -10,7 +10,7 @@ use std::{
 
 use portcullis_tests::{
     clock,
-    story::{CONFIG, Story, is_long},
+    story::{CONFIG, EndOnDrop, Story, is_long},
     traffic::{Flow, Report, RunningFlow, RunningStream},
     world,
 };
@@ -217,7 +217,7 @@ fn a_renewal_that_races_a_fence_loses() {
     let rounds = if is_long() { 2000 } else { 200 };
     let agent = &story.agent;
     thread::scope(|scope| {
-        let _ended = OnDrop(&ended);
+        let _ended = EndOnDrop(&ended);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
@@ -262,13 +262,4 @@ fn a_renewal_that_races_a_fence_loses() {
             renewals.load(Ordering::Relaxed)
         );
     });
-}
-
-/// Ends the threads of a scope, also when the test panics.
-struct OnDrop<'a>(&'a AtomicBool);
-
-impl Drop for OnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

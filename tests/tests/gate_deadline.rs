@@ -259,6 +259,7 @@ fn heavy_rounds() {
         let (source, destination) =
             if from.ends_with(":0") { (&story.client, &*story.node) } else { (&*story.node, &story.client) };
         let mut holder = story.hold("1s");
+        let wire_drops = story.wire_drops();
         let flow = Flow::udp(source, from, destination, to).rate(HEAVY).longest(Duration::from_secs(10)).start();
         fault.strike(&mut story, &mut holder);
         let deadline = story.until_deadline();
@@ -268,7 +269,8 @@ fn heavy_rounds() {
         println!("{fault:?} {from} -> {to}: {report}; {cut:?}");
         assert_eq!(cut.passed_after, 0, "{cut:?}");
         // A machine that was too busy to count says nothing of what was lost, one too busy to send was no heavy round.
-        let poor = cut.measurement_drops > 0 || report.rate() < 0.2 * f64::from(HEAVY);
+        let overflowed = story.wire_drops() > wire_drops;
+        let poor = overflowed || cut.measurement_drops > 0 || report.rate() < 0.2 * f64::from(HEAVY);
         if poor && spoiled < rounds {
             spoiled += 1;
         } else {

@@ -122,6 +122,12 @@ impl Node {
         BootInstant::from_nanos(gate.deadline_ns)
     }
 
+    /// The pin of a map that the agent has made; panics if there is none.
+    #[track_caller]
+    pub fn pin(&self, name: &str) -> PathBuf {
+        find(&self.bpffs, name).unwrap_or_else(|| panic!("no {name} is pinned below {}", self.bpffs.display()))
+    }
+
     fn pinned_array<V: aya::Pod>(&self, name: &str) -> Option<Array<MapData, V>> {
         let pin = find(&self.bpffs, name)?;
         let data = MapData::from_pin(&pin).unwrap_or_else(|e| panic!("open the pin {}: {e}", pin.display()));
