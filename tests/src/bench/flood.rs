@@ -30,7 +30,7 @@ use crate::{
 
 /// Frames of one call: some milliseconds, since the call looks for the end only between calls.
 const FRAMES: u32 = 1 << 14;
-const BATCH: u32 = 64;
+const BATCH: u32 = 256;
 const WARM_UP: Duration = Duration::from_millis(100);
 
 /// A veth pair between a sender and a receiver whose packets a kernel thread takes in.
