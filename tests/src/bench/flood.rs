@@ -28,9 +28,10 @@ use crate::{
     world::{Namespace, World},
 };
 
-/// Frames of one call: some milliseconds, since the call looks for the end only between calls.
-const FRAMES: u32 = 1 << 14;
-const BATCH: u32 = 256;
+/// Frames of one call: some tenths of a second. Every call waits out an exchange of the kernel's XDP dispatcher first, in
+/// which nothing is sent.
+const FRAMES: u32 = 1 << 19;
+const BATCH: u32 = 64;
 const WARM_UP: Duration = Duration::from_millis(100);
 
 /// A veth pair between a sender and a receiver whose packets a kernel thread takes in.
