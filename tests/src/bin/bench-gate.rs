@@ -23,7 +23,7 @@ use portcullis_tests::{
 
 /// Services of the large rule sets, the addresses shared out among them.
 const SERVICES: u32 = 1000;
-const BUDGET: Duration = Duration::from_secs(30);
+const BUDGET: Duration = Duration::from_secs(20);
 /// Floods of each kind of dropper, in turn.
 const FLOODS: usize = 5;
 const FLOOD: Duration = Duration::from_millis(600);
