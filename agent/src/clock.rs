@@ -108,6 +108,11 @@ mod tests {
     }
 
     #[test]
+    fn the_slew_rate_is_one_that_the_kernel_allows() {
+        assert!(slew_ppm().expect("readable") <= 100_500);
+    }
+
+    #[test]
     fn the_boot_has_a_name_and_the_clock_runs() {
         assert_eq!(boot_id().expect("readable").len(), 36);
         assert!(boot_now() > BootInstant::ZERO);

@@ -37,6 +37,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(cli::EXIT_OK))
         }
         Command::Doctor(args) => Ok(event_loop()?.block_on(cli::doctor(&args, &Client::new(cli.socket)))?.into()),
+        Command::Uninstall(args) => Ok(cli::uninstall(&args)?.into()),
         Command::Client(command) => Ok(event_loop()?.block_on(cli::execute(command, cli.socket))?),
     }
 }

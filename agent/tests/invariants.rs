@@ -36,6 +36,7 @@ enum Op {
     Complete { good: bool },
     CompleteAgain,
     RefuseRenewal,
+    Meddle { ms: u64 },
     Restart { clean: bool },
 }
 
@@ -54,6 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
         16 => prop::bool::weighted(0.9).prop_map(|good| Op::Complete { good }),
         1 => Just(Op::CompleteAgain),
         1 => Just(Op::RefuseRenewal),
+        1 => (0..20_000u64).prop_map(|ms| Op::Meddle { ms }),
         1 => any::<bool>().prop_map(|clean| Op::Restart { clean }),
     ]
 }
@@ -164,7 +166,13 @@ impl World {
                 let current = self.machine.view().token.unwrap_or(0).max(self.machine.view().mark);
                 let hits = token.is_none_or(|token| token >= current);
                 self.hold |= hits && hold;
-                self.feed_and_void(hits, Input::Fence { token, reason: "drill".into(), hold })
+                if hits {
+                    // Whatever the gate holds by now.
+                    self.gate_deadline = self.gate_deadline.max(self.now.saturating_add(Duration::from_millis(1)));
+                }
+                self.feed_and_void(hits, Input::Fence { token, reason: "drill".into(), hold })?;
+                prop_assert!(!hits || !self.is_open(), "a fence by hand left the gate as it was");
+                Ok(())
             }
             Op::Unfence => {
                 self.hold = false;
@@ -198,6 +206,15 @@ impl World {
             Op::RefuseRenewal => {
                 let epoch = self.epoch;
                 self.feed(Input::RenewRefused { epoch })
+            }
+            // Somebody else writes the gate, and the shell sees it.
+            Op::Meddle { ms } => {
+                let found = self.now.saturating_add(Duration::from_millis(ms));
+                self.gate_deadline = found;
+                self.feed_and_void(true, Input::GateWritten { found })?;
+                prop_assert!(!self.is_open(), "what somebody else wrote was left");
+                prop_assert_eq!(self.machine.view().state, StateName::Fencing, "closed without being verified");
+                Ok(())
             }
             Op::Restart { clean } => self.restart(clean),
         }

@@ -213,6 +213,14 @@ fn signals_reach_the_command() {
     assert_eq!(s.fake.holding(), None);
 }
 
+/// A shell sets its own mask; most commands live with the one that they are given.
+#[test]
+fn the_command_blocks_no_signal() {
+    let s = setting();
+    let output = s.output(&["run", "web", "--ttl", "5s", "--", "grep", "SigBlk", "/proc/self/status"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "SigBlk:\t0000000000000000\n", "{output:?}");
+}
+
 /// A terminal of its own for `command`: the master's end.
 fn with_terminal(command: &mut Command) -> (fs::File, Process) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -401,4 +409,37 @@ fn check_points_at_what_is_wrong() {
     fs::write(&file, "[agent]\nidentity = \"node-a\"\n").unwrap();
     let right = s.output(&["check", file.to_str().unwrap()]);
     assert!(right.status.success() && right.stderr.is_empty() && !right.stdout.is_empty(), "{right:?}");
+}
+
+#[test]
+fn doctor_examines_the_host_the_files_and_the_running_agent() {
+    let s = setting();
+    let file = s.file("portcullis.toml");
+    fs::write(&file, "[agent]\nstate_dir = \"/dev/shm/portcullis\"\ndrift = \"500ppm\"\n").unwrap();
+    let output = s.output(&["doctor", "--config", file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    for check in [
+        "kernel: ",
+        "BTF: ",
+        "bpf(): ",
+        "capabilities: ",
+        "bpffs: ",
+        "cgroup v2: ",
+        "lockdown: ",
+        "time namespace: ",
+        "clock slew: ",
+        "queue drain: ",
+        "ok    configuration: ",
+        "BAD   state directory: ",
+        "weak  interface: eth0: tc tcx, XDP none",
+        "raise `drift` in",
+    ] {
+        assert!(said.contains(check), "no {check:?} in:\n{said}");
+    }
+    assert!(!said.contains("drift_ppm"), "{said}");
+    assert_eq!(output.status.code(), Some(1), "a state directory that forgets:\n{said}");
+    fs::write(&file, "[agent]\nidentiti = \"node-a\"\n").unwrap();
+    let output = s.output(&["doctor", "--config", file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("BAD   configuration: ") && said.contains("queue drain: "), "{said}");
 }

@@ -178,6 +178,10 @@ impl Kernel for World {
         Socket::Stamped(GENERATION)
     }
 
+    fn receiver(&self) -> Socket {
+        Socket::None
+    }
+
     fn stamp(&self, _: u64) -> bool {
         true
     }

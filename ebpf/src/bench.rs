@@ -84,3 +84,9 @@ fn scatter(context: &XdpContext) -> bool {
     unsafe { *((start + 31) as *mut [u8; 3]) = [a, b, c] };
     true
 }
+
+/// Sends a frame out by the interface that it came in by: a generator, fed by test runs with live frames.
+#[xdp]
+pub fn bench_transmit(_: XdpContext) -> u32 {
+    xdp_action::XDP_TX
+}

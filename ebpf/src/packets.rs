@@ -9,7 +9,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use portcullis_common::{
-    layout::{Address, Counters, Event, ExemptKey, Gate, HOOK_SLOTS, Hook, PortKey, PortRule, RuleSet, Settings},
+    layout::{Address, Counters, Event, ExemptKey, Gate, Hook, MAX_GATES, PortKey, PortRule, RuleSet, Settings},
     packet::{Class, Packet, Parsed, parse_frame, parse_network},
     verdict::{
         End, Findings, GateState, Kernel, Outcome, Place, Rules, Socket, Verdict, consult, decide, first_closed, judge,
@@ -333,6 +333,11 @@ impl Kernel for Maps {
     }
 
     #[inline(always)]
+    fn receiver(&self) -> Socket {
+        Socket::None
+    }
+
+    #[inline(always)]
     fn stamp(&self, _: u64) -> bool {
         false
     }
@@ -425,6 +430,11 @@ impl Kernel for Xdp {
     }
 
     #[inline(always)]
+    fn receiver(&self) -> Socket {
+        Socket::None
+    }
+
+    #[inline(always)]
     fn stamp(&self, _: u64) -> bool {
         false
     }
@@ -446,7 +456,13 @@ impl Kernel for Skb {
 
     #[inline(always)]
     fn socket(&self) -> Socket {
-        sockets::sender(self.skb)
+        sockets::of(self.skb)
+    }
+
+    #[inline(always)]
+    fn receiver(&self) -> Socket {
+        // At tc, no socket has been looked for yet.
+        if self.hook == Hook::CgroupIn as u32 { sockets::of(self.skb) } else { Socket::None }
     }
 
     #[inline(always)]
@@ -479,7 +495,11 @@ fn pointer(rules: Option<&RuleSet>) -> *const RuleSet {
 
 #[inline(always)]
 fn count(gate: u32, hook: u32, length: u64, outcome: Outcome, now: u64) {
-    let Some(counters) = COUNTERS.get_ptr_mut(gate * HOOK_SLOTS + hook) else { return };
+    // The number of a gate that does not exist would be another hook's entry.
+    if gate >= MAX_GATES {
+        return;
+    }
+    let Some(counters) = COUNTERS.get_ptr_mut(hook * MAX_GATES + gate) else { return };
     // SAFETY: a per-CPU map's value, of this CPU.
     let counters: &mut Counters = unsafe { &mut *counters };
     match outcome {

@@ -37,9 +37,9 @@ pub(crate) fn stamp_connection(context: &SockOpsContext) {
     }
 }
 
-/// The socket that sends a packet.
+/// The socket that sends a packet, or in a cgroup the one that receives it.
 #[inline(always)]
-pub(crate) fn sender(skb: *mut __sk_buff) -> Socket {
+pub(crate) fn of(skb: *mut __sk_buff) -> Socket {
     let Some(socket) = full_socket(skb) else { return Socket::None };
     // SAFETY: checked for null and full by `full_socket`.
     let fields = unsafe { &*socket };

@@ -64,6 +64,8 @@ pub struct Report {
     subject: Subject,
     passed: bool,
     checks: Vec<Check>,
+    #[serde(skip)]
+    notes: Vec<String>,
 }
 
 impl Report {
@@ -78,7 +80,7 @@ impl Report {
     }
 
     fn new(subject: Subject) -> Self {
-        Self { subject, passed: true, checks: Vec::new() }
+        Self { subject, passed: true, checks: Vec::new(), notes: Vec::new() }
     }
 
     /// Adds a value in `unit` (`ms`, `ns`, `packets`; empty for a bare number) and compares it with its limit.
@@ -93,6 +95,11 @@ impl Report {
         self.check(name, f64::from(u8::from(ok)), "", Limit::Exactly(1.0));
     }
 
+    /// Adds a line for the eye, below the table: figures that have no limit.
+    pub fn note(&mut self, line: impl Into<String>) {
+        self.notes.push(line.into());
+    }
+
     /// Prints the report, as one line of JSON if the program was given `--json`, else as a table. The exit code is 1 if
     /// a check failed, or if there was none: a program that compared nothing has shown nothing.
     pub fn finish(mut self) -> ExitCode {
@@ -102,6 +109,21 @@ impl Report {
         } else {
             print!("{self}");
         }
+        if self.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    /// As [`Report::finish`], for a program that has already shown its values to the person in front: instead of the table
+    /// only what failed, and how many checks there were.
+    pub fn finish_briefly(mut self) -> ExitCode {
+        if std::env::args().any(|argument| argument == "--json") {
+            return self.finish();
+        }
+        let all = self.checks.len();
+        self.checks.retain(|check| !check.ok);
+        let failed = self.checks.len();
+        self.passed &= all > 0;
+        print!("\n{self}");
+        println!("  {} of {all} checks kept their limits", all - failed);
         if self.passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
@@ -137,7 +159,7 @@ impl fmt::Display for Report {
                 limit = widths[2],
             )?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| writeln!(f, "  {note}"))
     }
 }
 
@@ -181,6 +203,10 @@ gate: FAILED
   agent was dead         1  == 1  ok
 ";
         assert_eq!(sample().to_string(), expected);
+        let mut noted = sample();
+        noted.note("beside: 7 ns");
+        assert_eq!(noted.to_string(), format!("{expected}  beside: 7 ns\n"));
+        assert_eq!(noted.json(), sample().json());
     }
 
     #[test]

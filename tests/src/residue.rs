@@ -216,6 +216,17 @@ fn processes() -> impl Iterator<Item = Stray> {
     })
 }
 
+/// The child of `parent` that is PID 1 of a PID namespace, once there is one.
+pub(crate) fn child_init(parent: u32) -> Option<u32> {
+    names("/proc").filter_map(|name| name.parse::<u32>().ok()).find(|pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        let is_child = field("PPid:").is_some_and(|value| value == parent.to_string());
+        // Its number here, then its number in there.
+        is_child && field("NSpid:").is_some_and(|value| value.split_whitespace().skip(1).eq(["1"]))
+    })
+}
+
 fn process_name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }

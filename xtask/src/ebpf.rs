@@ -2,7 +2,7 @@
 
 use std::env::consts::ARCH;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
@@ -18,6 +18,14 @@ pub(crate) fn build(root: &Path) -> anyhow::Result<()> {
     toolchain.build(&request(root, &target), &to)?;
     println!("{} ({} bytes), built by {}", to.display(), fs::metadata(&to)?.len(), toolchain.tools);
     Ok(())
+}
+
+/// Builds the object with the programs that benchmarks compare the gate with, and returns where it is.
+pub(crate) fn build_with_bench(root: &Path) -> anyhow::Result<PathBuf> {
+    let target = target(root);
+    let to = target.join("bpf/bench.o");
+    Toolchain::find()?.build(&Request { features: &["bench"], ..request(root, &target) }, &to)?;
+    Ok(to)
 }
 
 /// Proves that the committed object is what its sources give, under the very tools that are recorded for it.

@@ -58,7 +58,7 @@ enum Task {
 fn main() -> anyhow::Result<ExitCode> {
     let root = root()?;
     match Arguments::parse().task {
-        Task::Setup { check } => setup::run(check),
+        Task::Setup { check } => setup::run(setup::Purpose::Everything, check),
         Task::Test(options) => tiers::run(&root, &options),
         Task::Ebpf { check: true, update: _ } => {
             let outcome = ebpf::check(&root)?;

@@ -1,6 +1,7 @@
 //! What building and testing need on this machine, and installing it.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -45,15 +46,37 @@ enum Install {
     Cargo { arguments: Vec<String>, variables: Vec<(String, String)> },
 }
 
-/// Installs what is missing, or with `check` only says what that is.
-pub(crate) fn run(check: bool) -> anyhow::Result<ExitCode> {
-    let missing = find()?;
+/// What the machine is set up for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Building, and every test.
+    Everything,
+    /// Building, demonstrations and benchmarks.
+    Stories,
+}
+
+/// Programs that demonstrations and benchmarks call.
+const STORY_PROGRAMS: [&str; 2] = ["ip", "nft"];
+
+impl Purpose {
+    fn needs(self, program: &str) -> bool {
+        match self {
+            Purpose::Everything => true,
+            Purpose::Stories => STORY_PROGRAMS.contains(&program),
+        }
+    }
+}
+
+/// Installs what is missing, or with `check` only says what that is. All of it is said on standard error: the other output
+/// belongs to what the set-up is for.
+pub(crate) fn run(purpose: Purpose, check: bool) -> anyhow::Result<ExitCode> {
+    let missing = find(purpose)?;
     if missing.is_empty() {
-        println!("set-up: nothing is missing");
+        eprintln!("set-up: nothing is missing");
         return Ok(ExitCode::SUCCESS);
     }
     for Missing { what, why, .. } in &missing {
-        println!("set-up: {what} is missing: {why}");
+        eprintln!("set-up: {what} is missing: {why}");
     }
     if check {
         return Ok(ExitCode::FAILURE);
@@ -66,20 +89,21 @@ pub(crate) fn run(check: bool) -> anyhow::Result<ExitCode> {
         match how {
             Install::Packages(_) => {}
             Install::Cargo { arguments, variables } => {
-                println!("set-up: building {what}, about a minute or two");
+                eprintln!("set-up: building {what}, about a minute or two");
                 let mut command = cargo();
                 command.arg("install").args(arguments).envs(variables.iter().map(|(name, value)| (name, value)));
+                command.stdout(io::stderr());
                 succeed(&mut command)?;
             }
         }
     }
-    match find()?.as_slice() {
+    match find(purpose)?.as_slice() {
         [] => Ok(ExitCode::SUCCESS),
         left => bail!("still missing after installing: {}", names(left)),
     }
 }
 
-fn find() -> anyhow::Result<Vec<Missing>> {
+fn find(purpose: Purpose) -> anyhow::Result<Vec<Missing>> {
     let mut missing = Vec::new();
     let compiler = object::compiler().map(|(rustc, _)| rustc);
     if compiler.is_none() {
@@ -90,7 +114,8 @@ fn find() -> anyhow::Result<Vec<Missing>> {
         });
     }
     let system_compiler = compiler.as_ref().is_none_or(|rustc| rustc.starts_with("/usr"));
-    if system_compiler && !Path::new("/usr/bin/clippy-driver").exists() {
+    let lints = purpose == Purpose::Everything;
+    if lints && system_compiler && !Path::new("/usr/bin/clippy-driver").exists() {
         missing.push(Missing {
             what: "clippy of the same compiler".to_owned(),
             why: "the kernel programs are linted too",
@@ -100,17 +125,18 @@ fn find() -> anyhow::Result<Vec<Missing>> {
     if in_path("bpf-linker").is_none() {
         missing.extend(linker(compiler.as_deref())?);
     }
-    if in_path("cargo-deny").is_none() {
+    // Not optimised: that takes minutes, and reading three lock files a second.
+    if lints && in_path("cargo-deny").is_none() {
         missing.push(Missing {
             what: "cargo-deny".to_owned(),
             why: "licences and sources of dependencies are checked",
             how: Install::Cargo {
-                arguments: ["cargo-deny", "--version", CARGO_DENY, "--locked"].map(str::to_owned).to_vec(),
+                arguments: ["cargo-deny", "--version", CARGO_DENY, "--locked", "--debug"].map(str::to_owned).to_vec(),
                 variables: Vec::new(),
             },
         });
     }
-    for (program, package, why) in PROGRAMS {
+    for (program, package, why) in PROGRAMS.into_iter().filter(|(program, ..)| purpose.needs(program)) {
         // The tests run as root, whose path has this folder; whoever runs the set-up may be another.
         if in_path(program).is_none() && !Path::new("/usr/sbin").join(program).exists() {
             missing.push(Missing { what: program.to_owned(), why, how: Install::Packages(vec![package.to_owned()]) });
@@ -186,13 +212,14 @@ fn install_packages(packages: &[String]) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("packages are installed by root: run `{commands}`, then this again");
     }
-    println!("set-up: {commands}");
-    succeed(Command::new("apt-get").args(["update", "--quiet"]))?;
+    eprintln!("set-up: {commands}");
+    succeed(Command::new("apt-get").args(["update", "--quiet"]).stdout(io::stderr()))?;
     succeed(
         Command::new("apt-get")
             .args(["install", "--quiet", "--yes", "--no-install-recommends"])
             .args(packages)
-            .env("DEBIAN_FRONTEND", "noninteractive"),
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdout(io::stderr()),
     )
 }
 

@@ -6,15 +6,16 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
 
-use crate::{cargo, succeed, target};
+use crate::setup::{self, Purpose};
+use crate::{cargo, ebpf, succeed, target};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Run only this one
+    /// Which one; without a name the demonstration `gate`, or all benchmarks
     name: Option<String>,
     /// List the names, each with what it shows
     #[arg(long)]
@@ -37,6 +38,14 @@ impl Kind {
             Kind::Bench => "bench-",
         }
     }
+
+    /// What is run if nothing is named; nothing: all of them.
+    fn default_name(self) -> Option<&'static str> {
+        match self {
+            Kind::Demo => Some("gate"),
+            Kind::Bench => None,
+        }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,26 +63,50 @@ pub(crate) fn run(root: &Path, kind: Kind, options: &Options) -> anyhow::Result<
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let chosen: Vec<&Story> =
-        known.iter().filter(|story| options.name.as_ref().is_none_or(|name| *name == story.name)).collect();
-    if let (Some(name), true) = (&options.name, chosen.is_empty()) {
-        bail!("there is no `{name}`: `--list` shows the names");
+    let name = options.name.as_deref().or(kind.default_name());
+    let chosen: Vec<&Story> = known.iter().filter(|story| name.is_none_or(|name| name == story.name)).collect();
+    if let (Some(name), true) = (name, chosen.is_empty()) {
+        bail!("{}", unknown(name, &known));
     }
-    succeed(cargo().current_dir(root).args(["build", "--release", "-p", "portcullis"]))?;
+    setup::run(Purpose::Stories, false)?;
+    succeed(cargo().current_dir(root).args([
+        "build",
+        "--release",
+        "--locked",
+        "-p",
+        "portcullis",
+        "-p",
+        "portcullis-tests",
+        "--bins",
+    ]))?;
+    let object = match kind {
+        Kind::Demo => None,
+        Kind::Bench => Some(ebpf::build_with_bench(root)?),
+    };
+    let folder = target(root).join("release");
     let mut all_passed = true;
     for story in chosen {
-        let bin = format!("{}{}", kind.prefix(), story.name);
-        let mut command = cargo();
-        command
-            .current_dir(root)
-            .args(["run", "--quiet", "--release", "-p", "portcullis-tests", "--bin", &bin, "--"])
-            .env("PORTCULLIS_BIN", target(root).join("release/portcullis"));
+        let program = folder.join(format!("{}{}", kind.prefix(), story.name));
+        let mut command = Command::new(&program);
+        command.env("PORTCULLIS_BIN", folder.join("portcullis"));
+        if let Some(object) = &object {
+            command.env("PORTCULLIS_BENCH_BPF", object);
+        }
         if options.json {
             command.arg("--json");
         }
-        all_passed &= command.status().with_context(|| format!("cannot run {bin}"))?.success();
+        all_passed &= command.status().with_context(|| format!("cannot run {}", program.display()))?.success();
     }
     Ok(if all_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What to say about a name that none of `known` bears: the nearest that does, if it may be a slip of the hand.
+fn unknown(name: &str, known: &[Story]) -> String {
+    let distance = |story: &&Story| strsim::damerau_levenshtein(name, &story.name);
+    match known.iter().min_by_key(distance).filter(|story| distance(story) <= 1 + name.chars().count() / 3) {
+        Some(nearest) => format!("there is no `{name}`: did you mean `{}`?", nearest.name),
+        None => format!("there is no `{name}`: `--list` shows the names"),
+    }
 }
 
 fn find(root: &Path, kind: Kind) -> anyhow::Result<Vec<Story>> {
@@ -101,6 +134,14 @@ fn description(source: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_name_is_answered_with_the_nearest() {
+        let known = ["gate", "adopt"].map(|name| Story { name: name.to_owned(), description: String::new() });
+        assert_eq!(unknown("gaet", &known), "there is no `gaet`: did you mean `gate`?");
+        assert_eq!(unknown("packets", &known), "there is no `packets`: `--list` shows the names");
+        assert_eq!(unknown("gate", &[]), "there is no `gate`: `--list` shows the names");
+    }
 
     #[test]
     fn finds_programs_by_name_and_kind() {

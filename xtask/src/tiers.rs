@@ -93,7 +93,7 @@ impl fmt::Display for Tier {
 
 /// Sets the machine up, runs the tiers and prints their sum as the last line.
 pub(crate) fn run(root: &Path, options: &Options) -> anyhow::Result<ExitCode> {
-    setup::run(false)?;
+    setup::run(setup::Purpose::Everything, false)?;
     let started = Instant::now();
     let mut session =
         Session { root, target: target(root), options, tier: Tier::Lint, snapshot: None, failures: Vec::new() };

@@ -1,4 +1,4 @@
-//! The subcommands. All but `agent`, `check` and `doctor` speak to the agent through [`crate::api`] alone.
+//! The subcommands. All but `agent`, `check`, `doctor` and `uninstall` speak to the agent through [`crate::api`] alone.
 
 use std::{ffi::OsString, io, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -13,10 +13,12 @@ mod change;
 mod doctor;
 mod run;
 mod status;
+mod uninstall;
 mod wait;
 
 pub use doctor::doctor;
 pub use run::RunError;
+pub use uninstall::{UninstallError, uninstall};
 
 /// Success.
 pub const EXIT_OK: u8 = 0;
@@ -49,6 +51,7 @@ pub enum Command {
     Agent(AgentArgs),
     Check(CheckArgs),
     Doctor(DoctorArgs),
+    Uninstall(UninstallArgs),
     #[command(flatten)]
     Client(ClientCommand),
 }
@@ -98,6 +101,27 @@ Examples:
   portcullis doctor --config ./portcullis.toml")]
 pub struct DoctorArgs {
     /// The file to check; it says where the bpffs, the cgroup root and the state directory are. Need not exist.
+    #[arg(long, env = "PORTCULLIS_CONFIG", default_value = DEFAULT_CONFIG, value_name = "PATH")]
+    pub config: PathBuf,
+}
+
+/// Remove everything that agents left in the kernel: THIS OPENS EVERY GATE.
+///
+/// Detaches and unpins the programs and maps of every version of the agent. From then on nothing on this host is fenced:
+/// a service whose lease another node holds is reachable here again, and two nodes may serve at once. Stop the services,
+/// or see to it that they hold no authority, before you do this.
+///
+/// Refuses while an agent runs, and without --opens-gates. Leaves the configuration and the state directory alone. Exits
+/// with 0 if nothing is left in the kernel, else with 1.
+#[derive(Debug, Args)]
+#[command(after_long_help = "\
+Examples:
+  systemctl disable --now portcullis && portcullis uninstall --opens-gates")]
+pub struct UninstallArgs {
+    /// Yes, every gate is to be opened.
+    #[arg(long, required = true)]
+    pub opens_gates: bool,
+    /// The file that says where the pins and the lock are.
     #[arg(long, env = "PORTCULLIS_CONFIG", default_value = DEFAULT_CONFIG, value_name = "PATH")]
     pub config: PathBuf,
 }
@@ -277,6 +301,8 @@ pub enum CliError {
     Client(#[from] ClientError),
     #[error(transparent)]
     Run(#[from] RunError),
+    #[error(transparent)]
+    Uninstall(#[from] UninstallError),
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
 }
@@ -285,7 +311,7 @@ impl CliError {
     /// The exit status that stands for it.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Client(_) | Self::Output(_) => EXIT_FAILURE,
+            Self::Client(_) | Self::Uninstall(_) | Self::Output(_) => EXIT_FAILURE,
             Self::Run(error) => error.exit_code(),
         }
     }
@@ -359,6 +385,12 @@ mod tests {
         assert!(parse("portcullis run web --ttl 5s").is_err());
         assert!(parse("portcullis run web --ttl 5s sleep 1").is_err());
         assert!(parse("portcullis run web -- sleep 1").is_err());
+    }
+
+    #[test]
+    fn nobody_uninstalls_by_accident() {
+        assert!(Cli::try_parse_from(["portcullis", "uninstall"]).is_err());
+        assert!(Cli::try_parse_from(["portcullis", "uninstall", "--opens-gates"]).is_ok());
     }
 
     #[test]

@@ -324,6 +324,12 @@ impl Gate {
         self.table.cell(self.slot).view()
     }
 
+    /// What the gate's deadline is, if it is not what this process last wrote or adopted: somebody else wrote it.
+    pub fn written_by_others(&self) -> Option<u64> {
+        let found = self.table.cell(self.slot).deadline.load(Ordering::Acquire);
+        (found != self.last).then_some(found)
+    }
+
     /// Opens a gate that is fenced: `generation` and `token` first, the deadline last.
     ///
     /// # Errors

@@ -271,18 +271,3 @@ pub(super) fn tcx_query(interface: u32, kind: AttachType) -> io::Result<Vec<TcxE
     let count = usize::try_from(attr.count).unwrap_or(MOST).min(MOST);
     Ok(programs.iter().zip(&links).take(count).map(|(&program, &link)| TcxEntry { program, link }).collect())
 }
-
-/// The kernel's clock discipline: frequency offset in parts per million, and ticks in microseconds (10,000 is none).
-pub(super) fn clock_discipline() -> io::Result<(f64, i64)> {
-    // SAFETY: `timex` is plain integers; all zero is a valid request that only reads.
-    let mut timex: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: `timex` is live and exclusively borrowed, and `modes` is 0.
-    let state = unsafe { libc::adjtimex(&mut timex) };
-    if state < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // `freq` is in parts per million with 16 bits of fraction.
-    #[expect(clippy::cast_precision_loss, reason = "at most 500 ppm * 65536")]
-    let ppm = timex.freq as f64 / 65536.0;
-    Ok((ppm, timex.tick))
-}

@@ -42,6 +42,8 @@ struct Shown {
     coverage: Option<coverage::Coverage>,
     /// What weakens the whole host beside what is attached.
     degraded: Vec<String>,
+    /// Why the margins do not cover the egress queues, or may not.
+    queues: Vec<String>,
     warnings: Vec<types::CoverageWarning>,
 }
 
@@ -64,6 +66,10 @@ impl Board {
 
     pub(super) fn show_warnings(&self, warnings: Vec<types::CoverageWarning>) {
         lock(&self.shown).warnings = warnings;
+    }
+
+    pub(super) fn show_queues(&self, queues: Vec<String>) {
+        lock(&self.shown).queues = queues;
     }
 
     pub(super) fn show_degraded(&self, degraded: Vec<String>) {
@@ -96,6 +102,7 @@ impl View for Board {
     fn health(&self) -> types::Health {
         let shown = lock(&self.shown);
         let mut degraded = shown.degraded.clone();
+        degraded.extend(shown.queues.iter().cloned());
         degraded.extend(shown.coverage.iter().flat_map(|coverage| coverage.degraded.iter().cloned()));
         let weak = shown.services.values().filter(|(_, status)| !status.degraded.is_empty());
         degraded

@@ -114,6 +114,9 @@ impl Host {
     ) -> Result<types::ServiceStatus, Refusal> {
         let index = self.index(name)?;
         self.ask(index, Input::Unfence { token })?;
+        if let Some(service) = self.service_mut(index) {
+            service.meddled = None;
+        }
         self.tell(EventKind::Command, Some(name), format!("unfenced by {by}: {reason}"));
         self.answer(index)
     }

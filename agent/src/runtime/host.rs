@@ -32,6 +32,7 @@ use crate::{
     datapath::{Change as InterfaceChange, gates::NotOurs},
     lease::{
         local::{LocalLeases, Reservation},
+        store::HoldRecord,
         writer::{Change, WriteError, Writer},
     },
 };
@@ -66,6 +67,8 @@ pub(super) struct Host {
     /// `None`: the service has left the configuration.
     pub(super) services: Vec<Option<Service>>,
     pub(super) by_name: BTreeMap<String, Index>,
+    /// Services held by hand that are not configured now: a hold is of the name, and back in force with it.
+    pub(super) holds: BTreeMap<String, HoldRecord>,
     pub(super) leases: LocalLeases,
     pub(super) writer: Writer,
     pub(super) writes: Writes,
@@ -82,6 +85,8 @@ pub(super) struct Host {
     pub(super) to_verify: VecDeque<Index>,
     /// What was attached when it was last looked at.
     pub(super) attached: Option<crate::datapath::coverage::Coverage>,
+    /// Why the margins do not cover the egress queues, or may not.
+    pub(super) queues: Vec<String>,
     /// Why the boot clock cannot be trusted, if so.
     pub(super) clock_unfit: Option<String>,
 }
@@ -332,6 +337,15 @@ impl Host {
         }
     }
 
+    /// Compares every gate with what was last written to it. A gate that somebody else wrote is closed.
+    pub(super) fn look_at_gates(&mut self) {
+        for index in 0..self.services.len() {
+            if let Some(found) = self.service(index).and_then(|service| service.gate.written_by_others()) {
+                self.input(index, Input::GateWritten { found: BootInstant::from_nanos(found) });
+            }
+        }
+    }
+
     /// Looks, on a thread of its own, for listeners at a service's address that no selector matches.
     pub(super) fn look_for_listeners(&self) {
         let (board, rules) = (Arc::clone(&self.board), self.rules.clone());
@@ -454,6 +468,17 @@ impl Host {
             Event::HeldButCut { token, why } => {
                 tracing::error!(service, token, why, "the lease is held, but the service is cut");
                 (EventKind::Degraded, format!("the lease is held, but the service is cut: {why}"))
+            }
+            Event::GateWritten { found } => {
+                let detail = format!(
+                    "somebody else wrote {} to the gate: it was closed; find out who writes to the pinned maps",
+                    found.as_nanos()
+                );
+                tracing::error!(service, detail, "the gate was not as this agent left it");
+                if let Some(service) = self.service_mut(index) {
+                    service.meddled = Some(detail.clone());
+                }
+                (EventKind::Degraded, detail)
             }
             Event::ClockUnfit { why } => {
                 tracing::error!(service, why, "the boot clock cannot be trusted");

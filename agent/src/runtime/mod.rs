@@ -6,6 +6,7 @@
 //! * [`commands`]: what the local socket asks for.
 //! * [`verify`]: self-tests, and the evidence of a fence.
 //! * [`reload`]: a changed configuration.
+//! * [`queues`]: what leaves a shaped queue after a gate has closed, against the margins.
 //! * [`board`]: what readers of the socket see.
 //!
 //! One thread, no task per service: an input is carried out to its end before the next is looked at, and only the disk is
@@ -14,6 +15,7 @@
 mod board;
 mod commands;
 mod host;
+mod queues;
 mod reload;
 mod service;
 mod start;
@@ -38,7 +40,8 @@ use crate::{
     lease::store::StateError,
 };
 
-/// How often the attachment of every program is looked at again. What was lost is lost for at most this long.
+/// How often the attachment of every program, the value of every gate and the egress queues are looked at again. What was lost is lost for at
+/// most this long.
 const VERIFY_EVERY: Duration = Duration::from_secs(2);
 /// How often listeners that no selector covers are looked for.
 const LISTENERS_EVERY: Duration = Duration::from_secs(10);
@@ -52,6 +55,11 @@ pub enum RuntimeError {
     Config(#[from] LoadError),
     #[error("{finding}: {remedy}")]
     Unfit { finding: String, remedy: String },
+    #[error(
+        "the margin of {service}, {margin:?}, does not cover the egress queue of {interface}: its {kind} lets packets out \
+         up to {drain:?} after the gate has closed. Raise `margin` above {drain:?}, or shorten the queue's limit"
+    )]
+    ShortMargin { service: String, margin: Duration, interface: String, kind: String, drain: Duration },
     #[error(transparent)]
     DataPath(#[from] DataPathError),
     #[error("cannot arm {service}: {source}")]
@@ -170,7 +178,11 @@ impl Host {
             Event::Written(written) => self.written(written),
             Event::Due => self.due(),
             Event::Interfaces => self.interfaces_changed(),
-            Event::Verify => self.look_again(),
+            Event::Verify => {
+                self.look_again();
+                self.look_at_gates();
+                self.look_at_queues();
+            }
             Event::Listeners => self.look_for_listeners(),
             Event::Clock => self.check_clock(),
             Event::Reload => {

@@ -6,6 +6,7 @@ use super::{
     RuntimeError,
     board::lock,
     host::{Host, Index},
+    queues::refuse_short_margins,
     service::machine_settings,
     start::{assign, compile},
 };
@@ -42,6 +43,7 @@ impl Host {
             tracing::warn!("{warning}");
         }
         let new = loaded.config;
+        refuse_short_margins(&new.services)?;
         let needs_restart = needs_restart(&self.config.agent, &new.agent);
         // What needs a restart keeps its old value until then; the rest of [agent] counts from now on.
         let agent = Agent {
@@ -76,7 +78,7 @@ impl Host {
                 None => {
                     reloaded.added.push(settings.name.clone());
                     let mark = self.leases.mark(&settings.name);
-                    self.adopt(settings, slot, mark, None);
+                    self.adopt(settings, slot, mark);
                 }
                 Some((index, before)) => {
                     if *before != settings {
@@ -101,6 +103,7 @@ impl Host {
         self.board.hide(name);
         if let Some(mut service) = self.services.get_mut(index).and_then(Option::take) {
             service.gate.close();
+            self.holds.extend(service.hold.map(|hold| (name.to_owned(), hold)));
             if let Some(wake) = service.wake {
                 self.calendar.remove(&(wake, index));
             }

@@ -29,6 +29,8 @@ pub(super) struct Service {
     pub(super) wake: Option<BootInstant>,
     /// Verifications asked for and not carried out yet.
     pub(super) verify: VecDeque<machine::Epoch>,
+    /// That somebody else wrote the gate; shown until the agent ends or `portcullis unfence`.
+    pub(super) meddled: Option<String>,
     /// Why the durable state of this service is behind, if so.
     pub(super) not_durable: Option<String>,
 }
@@ -96,7 +98,7 @@ impl Service {
                 .to_owned(),
             Alarm::ClockUnfit { why } => format!("nothing opens until the boot clock can be trusted: {why}"),
         });
-        alarm.into_iter().chain(self.not_durable.clone()).collect()
+        alarm.into_iter().chain(self.meddled.clone()).chain(self.not_durable.clone()).collect()
     }
 }
 
@@ -115,6 +117,9 @@ fn reason(view: &View) -> String {
         StateName::Opening => "the holding is proven; the gate is being tested".to_owned(),
         StateName::Fenced | StateName::Fencing if view.hold => match &view.reason {
             Some(reason @ Reason::Manual(_)) => format!("{reason}; it stays fenced until `portcullis unfence`"),
+            Some(Reason::GateTaken) => {
+                format!("{}; fenced by command, it stays fenced until `portcullis unfence`", Reason::GateTaken)
+            }
             Some(_) | None => "fenced by command; it stays fenced until `portcullis unfence`".to_owned(),
         },
         StateName::Fenced | StateName::Fencing => view.reason.as_ref().map_or_else(String::new, ToString::to_string),

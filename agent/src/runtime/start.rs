@@ -14,7 +14,8 @@ use tokio::sync::broadcast;
 use super::{
     RuntimeError, Writes,
     board::{Board, Facts, SharedDataPath, lock},
-    host::{Host, Index},
+    host::Host,
+    queues::refuse_short_margins,
     service::{self, Service},
 };
 use crate::{
@@ -29,7 +30,7 @@ use crate::{
         model::{self, Agent, Attach},
         rules::RuleTable,
     },
-    core::machine::Machine,
+    core::machine::{Input, Machine},
     datapath::{
         DataPath, OBJECT, Options,
         doctor::{CheckState, clock},
@@ -57,6 +58,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
     }
     let config = loaded.config;
     refuse_other_clock()?;
+    refuse_short_margins(&config.services)?;
     let (mut datapath, adopted) = DataPath::start(&Options { agent: &config.agent, object: OBJECT })?;
     for gate in &adopted {
         let open = gate.view.is_open(boot_now());
@@ -95,6 +97,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         datapath,
         services: Vec::new(),
         by_name: BTreeMap::new(),
+        holds,
         leases,
         writer,
         writes: Writes::new(),
@@ -106,12 +109,12 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         changed: BTreeSet::new(),
         to_verify: VecDeque::new(),
         attached: Some(coverage),
+        queues: Vec::new(),
         clock_unfit: None,
     };
     for (settings, slot) in services.into_iter().zip(slots) {
         let mark = marks.get(&settings.name).copied().unwrap_or(0);
-        let hold = holds.get(&settings.name).cloned();
-        host.adopt(settings, slot, mark, hold);
+        host.adopt(settings, slot, mark);
     }
     if host.config.agent.attach == Attach::OnFence {
         host.board.show_degraded(vec![
@@ -121,6 +124,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         ]);
     }
     host.check_clock();
+    host.look_at_queues();
     while let Some(index) = host.next_verification() {
         host.verify_service(index);
     }
@@ -156,8 +160,10 @@ pub(super) fn compile(
 }
 
 impl Host {
-    /// Takes a service on: fenced, or as an earlier agent left its open gate.
-    pub(super) fn adopt(&mut self, settings: model::Service, slot: Slot, mark: u64, hold: Option<HoldRecord>) -> Index {
+    /// Takes a service on: fenced, or as an earlier agent left its open gate. What holds for every service (a hold of its
+    /// name, a clock that cannot be trusted) holds for it from here on.
+    pub(super) fn adopt(&mut self, settings: model::Service, slot: Slot, mark: u64) {
+        let hold = self.holds.remove(&settings.name);
         let gate = lock(&self.datapath).gates().gate(slot);
         let found = service::found(&gate, mark, hold.is_some());
         let now = boot_now();
@@ -173,9 +179,12 @@ impl Host {
             closed_at: now,
             wake: None,
             verify: VecDeque::new(),
+            meddled: None,
             not_durable: None,
         }));
         self.carry_out(index, actions);
-        index
+        if let Some(why) = self.clock_unfit.clone() {
+            self.input(index, Input::ClockUnfit { why });
+        }
     }
 }

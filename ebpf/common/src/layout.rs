@@ -272,10 +272,11 @@ impl Hook {
 /// Hooks per gate in [`maps::COUNTERS`], rounded up to a power of two.
 pub const HOOK_SLOTS: u32 = 8;
 
-/// Index of a gate's and hook's entry in [`maps::COUNTERS`].
+/// Index of a gate's and hook's entry in [`maps::COUNTERS`]. What one hook touches lies side by side: with the hooks of
+/// each gate side by side, a thousand gates would share an eighth of the cache's sets.
 #[inline(always)]
 pub const fn counter_index(gate: u32, hook: Hook) -> u32 {
-    gate * HOOK_SLOTS + hook as u32
+    hook as u32 * MAX_GATES + gate
 }
 
 /// One CPU's count of one gate at one hook. Times are CLOCK_BOOTTIME nanoseconds, 0: never.

@@ -2,7 +2,8 @@
 //!
 //! The rule: a packet passes only if every gate that one of its ends belongs to is open, and, when a socket of this host
 //! sends it, if that socket was made no earlier than the opening of each of those gates. So what was written before or
-//! during a fence stays in the host even after the gate has opened again.
+//! during a fence stays in the host even after the gate has opened again. The same is asked of a socket that receives it,
+//! where the hook knows that socket (a cgroup's): what a peer wrote during a fence reaches no connection of before.
 //!
 //! The order of the checks is the order of their cost: packets that belong to nobody pay one look-up per end that any
 //! rule names and read no clock; a gate closed by a fence number is found closed without a clock; only an open gate's
@@ -32,6 +33,8 @@ pub trait Kernel {
     fn is_exempt(&self, key: &ExemptKey) -> bool;
     /// The socket of this host that sends the packet. Asked only on the way out.
     fn socket(&self) -> Socket;
+    /// The socket of this host that a packet on the way in is for, where the hook knows it. Asked only on the way in.
+    fn receiver(&self) -> Socket;
     /// Stamps the socket with `now`, unless it has a stamp. False: no memory for it.
     fn stamp(&self, now: u64) -> bool;
     fn count(&self, gate: u32, outcome: Outcome, now: u64);
@@ -144,7 +147,8 @@ pub struct Findings {
     now: u64,
     /// Not 0: an exemption may help past `closed`.
     exemptible: u32,
-    pad: u32,
+    /// Not 0: gates other than `closed` are closed as well, or may be.
+    several: u32,
 }
 
 /// One end of a packet, as the rules see it.
@@ -242,7 +246,7 @@ pub fn decide<K: Kernel>(kernel: &K, packet: &Packet, place: Place, rules: Rules
     }
     let whole = neighbour || matches!(packet.class, Class::Vague);
     let end = End { port: 0, protocol: packet.protocol, any: 0, all, whole };
-    let mut findings = Findings { needed: NONE, closed: NONE, generation: 0, now: UNREAD, exemptible: 1, pad: 0 };
+    let mut findings = Findings { needed: NONE, closed: NONE, generation: 0, now: UNREAD, exemptible: 1, several: 0 };
     if let Some(rules) = rules.destination {
         let end = End { port: packet.destination_port, any: destination, ..end };
         consult_quickly(kernel, rules, &packet.destination, end, &mut findings);
@@ -265,7 +269,12 @@ pub fn decide<K: Kernel>(kernel: &K, packet: &Packet, place: Place, rules: Rules
     if findings.closed != NONE {
         return judge_closed(kernel, packet, place, &findings);
     }
-    if place.egress && !place.forwarded && !is_current(kernel, packet, &findings) {
+    let current = if place.egress {
+        place.forwarded || is_current(kernel, packet, &findings)
+    } else {
+        is_received_by_current(kernel, &findings)
+    };
+    if !current {
         kernel.count(findings.needed, Outcome::Stale, findings.now);
         return Verdict::Drop;
     }
@@ -299,6 +308,7 @@ pub fn consult<K: Kernel>(kernel: &K, rules: &RuleSet, address: &Address, end: E
             findings.needed = closed;
             findings.closed = closed;
             findings.exemptible = 0;
+            findings.several = 1;
         }
     }
 }
@@ -346,6 +356,9 @@ fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Finding
         Some(_) => {}
         None => kernel.note(Event::NoGate),
     }
+    if !open && findings.closed != NONE && findings.closed != gate {
+        findings.several = 1;
+    }
     if !open && (findings.closed == NONE || findings.exemptible != 0) {
         findings.closed = gate;
         findings.exemptible = (rule_roles & roles::OWN == 0) as u32;
@@ -355,7 +368,8 @@ fn need<K: Kernel>(kernel: &K, gate: u32, rule_roles: u8, findings: &mut Finding
 /// A gate that the packet needs is closed.
 #[inline(always)]
 fn judge_closed<K: Kernel>(kernel: &K, packet: &Packet, place: Place, findings: &Findings) -> Verdict {
-    if packet.bare {
+    // One gate's window is not another's: where several are closed, none counts.
+    if packet.bare && findings.several == 0 {
         let until = kernel.rst_until(findings.closed);
         let now = if until == 0 { UNREAD } else { kernel.now() };
         // Out: the reset that tells an established peer. In: the acknowledgement that makes the kernel send one.
@@ -405,5 +419,17 @@ fn is_current<K: Kernel>(kernel: &K, packet: &Packet, findings: &Findings) -> bo
         Socket::None => packet.protocol != protocol::TCP || packet.bare,
         Socket::UnstampedTcp => false,
         Socket::Unstamped => kernel.stamp(findings.now),
+    }
+}
+
+/// No connection of an older opening receives the packet: what its peer wrote during the fence, and sends again after it,
+/// would reach a process that has not learned of the fence, and could never be acknowledged.
+#[inline(always)]
+fn is_received_by_current<K: Kernel>(kernel: &K, findings: &Findings) -> bool {
+    match kernel.receiver() {
+        Socket::Stamped(made) => made >= findings.generation,
+        Socket::UnstampedTcp => false,
+        // Handshakes, and sockets that have sent nothing yet.
+        Socket::None | Socket::Unstamped => true,
     }
 }

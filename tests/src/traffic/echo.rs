@@ -45,20 +45,26 @@ impl Echo {
     #[track_caller]
     pub fn start(self) -> RunningEcho {
         if self.udp {
-            let socket = bind(&self.client, self.source);
-            let copy = socket.try_clone().unwrap_or_else(|e| panic!("duplicate a socket: {e}"));
-            RunningEcho(Running::Udp(RunningFlow::start(
-                socket,
-                copy,
-                self.server,
-                self.rate,
-                records(self.rate, LONGEST),
-                true,
-            )))
+            self.start_udp(true)
         } else {
             let socket = self.client.run(|| stream::open(self.source, self.server));
             RunningEcho(Running::Tcp(Direction::start(&socket, &socket, self.rate)))
         }
+    }
+
+    /// Starts to count at once, on a path that may be closed; only UDP can.
+    #[track_caller]
+    pub fn start_closed(self) -> RunningEcho {
+        assert!(self.udp, "a TCP connection to {} cannot start on a path that is closed", self.server);
+        self.start_udp(false)
+    }
+
+    #[track_caller]
+    fn start_udp(self, knock: bool) -> RunningEcho {
+        let socket = bind(&self.client, self.source);
+        let copy = socket.try_clone().unwrap_or_else(|e| panic!("duplicate a socket: {e}"));
+        let limit = records(self.rate, LONGEST);
+        RunningEcho(Running::Udp(RunningFlow::start(socket, copy, self.server, self.rate, limit, knock)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -66,7 +66,7 @@ impl Stream {
     pub fn start(self) -> RunningStream {
         let listener = self
             .server
-            .run(|| TcpListener::bind(self.listen))
+            .listen(self.listen)
             .unwrap_or_else(|e| panic!("listen on tcp {} in {}: {e}", self.listen, self.server.name()));
         let client = self.client.run(|| open(self.source, self.destination));
         let (server, _) = listener.accept().unwrap_or_else(|e| panic!("accept on {}: {e}", self.listen));

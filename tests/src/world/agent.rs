@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use toml::{Table, Value as Toml};
 
-use super::{Answer, Node, Process, binary, http};
+use super::{Answer, Command, Node, Process, binary, http};
 use crate::clock;
 
 /// How long an agent may take from its start until it answers.
@@ -60,6 +60,15 @@ impl Agent {
         if let Err(failure) = self.wait_ready() {
             panic!("the restarted agent {failure}");
         }
+    }
+
+    /// Starts the agent again, to end itself at a crash point; one that still runs is killed first. The program must have
+    /// been built with the feature `crash-points`.
+    #[track_caller]
+    pub fn restart_to_crash_at(&mut self, point: &str) {
+        self.process.kill();
+        let mut command = command(&self.node, &self.config);
+        self.process = self.node.spawn(&self.name, command.env("PORTCULLIS_CRASH_AT", point));
     }
 
     /// Replaces the configuration file; the running agent sees it at [`Agent::reload`] or its next start.
@@ -151,8 +160,13 @@ impl std::fmt::Display for Refusal {
 }
 
 fn launch(node: &Node, name: &str, config: &Path) -> Process {
+    node.spawn(name, &mut command(node, config))
+}
+
+fn command(node: &Node, config: &Path) -> Command {
     let mut command = node.command(binary("portcullis"));
-    node.spawn(name, command.arg("agent").arg("--config").arg(config))
+    command.arg("agent").arg("--config").arg(config);
+    command
 }
 
 /// Writes `text` with what ties the agent to its node. A text that is no TOML is written as it is: the agent is to refuse it.

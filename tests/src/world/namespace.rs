@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io,
+    net::{SocketAddr, TcpListener},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
         linux::fs::MetadataExt,
@@ -11,15 +12,23 @@ use std::{
     panic,
     path::{Path, PathBuf},
     process::{Output, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
+    time::Duration,
 };
 
 pub use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::{Cgroup, Process};
+use super::{Cgroup, Process, binary};
+use crate::clock;
+
+/// How long a process may take to make a listening socket.
+const LISTENING: Duration = Duration::from_secs(10);
 
 /// A network namespace of a world. Clones name the same namespace.
 #[derive(Clone, Debug)]
@@ -116,6 +125,24 @@ impl Namespace {
     pub fn spawn_in(&self, cgroup: &Cgroup, name: &str, command: &mut Command) -> Process {
         join_cgroup(command, cgroup);
         Process::spawn(name, command, &self.inner.folder)
+    }
+
+    /// A listening socket that belongs to the namespace's cgroup, as everything on a host belongs to its root cgroup, and so
+    /// do the connections that it accepts. A process in that cgroup makes it and lends it to us: this one is in another.
+    ///
+    /// # Errors
+    /// The address cannot be bound; the message is the process's own.
+    pub fn listen(&self, at: SocketAddr) -> io::Result<TcpListener> {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("{}-listener-{}", self.name(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let mut command = self.command(binary("testserver"));
+        let mut lender = self.spawn(&name, command.arg("--listener").arg(at.to_string()));
+        let number = |lender: &Process| lender.log().strip_suffix('\n').and_then(|line| line.parse().ok());
+        let made = clock::wait_until(LISTENING, || number(&lender).is_some() || lender.ended().is_some());
+        match number(&lender).filter(|_| made) {
+            Some(number) => Ok(TcpListener::from(lender.borrow_descriptor(number)?)),
+            None => Err(io::Error::other(lender.log())),
+        }
     }
 
     /// Runs a command inside and returns its standard output; panics with its standard error if it fails.

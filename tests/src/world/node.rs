@@ -89,14 +89,29 @@ impl Node {
     /// Reads a service's gate from the pinned maps, agent or no agent. Nothing if no slot bears the name.
     #[track_caller]
     pub fn gate(&self, service: &str) -> Option<Gate> {
-        let names: Array<_, GateName> = self.pinned_array(maps::NAMES)?;
+        let slot = self.slot(service)?;
         let gates: Array<_, Gate> = self.pinned_array(maps::GATES)?;
+        Some(gates.get(&slot, 0).unwrap_or_else(|e| panic!("read {} {slot}: {e}", maps::GATES)))
+    }
+
+    /// Writes a service's deadline into the pinned map, as whoever is root can. Panics if there is no such gate.
+    #[track_caller]
+    pub fn overwrite_deadline(&self, service: &str, deadline: BootInstant) {
+        let gate = self.gate(service).unwrap_or_else(|| panic!("{}: no gate is called {service}", self.name()));
+        let slot = self.slot(service).expect("the gate was just read");
+        let mut gates: Array<_, Gate> = self.pinned_array(maps::GATES).expect("the gate was just read");
+        let written = gates.set(slot, Gate { deadline_ns: deadline.as_nanos(), ..gate }, 0);
+        written.unwrap_or_else(|e| panic!("write {} {slot}: {e}", maps::GATES));
+    }
+
+    #[track_caller]
+    fn slot(&self, service: &str) -> Option<u32> {
+        let names: Array<_, GateName> = self.pinned_array(maps::NAMES)?;
         let wanted = service.as_bytes();
-        let slot = (0..MAX_GATES).find(|slot| {
+        (0..MAX_GATES).find(|slot| {
             let GateName(name) = names.get(slot, 0).unwrap_or_else(|e| panic!("read {} {slot}: {e}", maps::NAMES));
             name.starts_with(wanted) && name[wanted.len()..].iter().all(|byte| *byte == 0)
-        })?;
-        Some(gates.get(&slot, 0).unwrap_or_else(|e| panic!("read {} {slot}: {e}", maps::GATES)))
+        })
     }
 
     /// The instant at which a service's gate closes unless renewed, as the kernel programs read it. Panics if there is no such
@@ -105,6 +120,12 @@ impl Node {
     pub fn deadline(&self, service: &str) -> BootInstant {
         let gate = self.gate(service).unwrap_or_else(|| panic!("{}: no gate is called {service}", self.name()));
         BootInstant::from_nanos(gate.deadline_ns)
+    }
+
+    /// The pin of a map that the agent has made; panics if there is none.
+    #[track_caller]
+    pub fn pin(&self, name: &str) -> PathBuf {
+        find(&self.bpffs, name).unwrap_or_else(|| panic!("no {name} is pinned below {}", self.bpffs.display()))
     }
 
     fn pinned_array<V: aya::Pod>(&self, name: &str) -> Option<Array<MapData, V>> {

@@ -11,7 +11,10 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid},
+    process::{
+        Pid, PidfdFlags, PidfdGetfdFlags, Signal, WaitId, WaitIdOptions, pidfd_getfd, pidfd_open, pidfd_send_signal,
+        waitid,
+    },
 };
 
 /// How long a process may take to end by itself when asked to.
@@ -96,6 +99,14 @@ impl Process {
         let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), options)
             .unwrap_or_else(|e| panic!("wait for {} to stop: {e}", self.name));
         assert!(status.is_some_and(|status| status.stopped()), "{} ended before it could be stopped", self.name);
+    }
+
+    /// A descriptor of the process, as one of our own; it is shared from now on.
+    ///
+    /// # Errors
+    /// As `pidfd_getfd(2)`: the process has ended, or has no such descriptor.
+    pub fn borrow_descriptor(&self, number: i32) -> std::io::Result<OwnedFd> {
+        Ok(pidfd_getfd(&self.pidfd, number, PidfdGetfdFlags::empty())?)
     }
 
     /// SIGCONT.

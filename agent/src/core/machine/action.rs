@@ -77,6 +77,10 @@ pub enum Event {
         token: u64,
         why: String,
     },
+    /// Somebody else has written the gate: what was found in it.
+    GateWritten {
+        found: BootInstant,
+    },
     ClockUnfit {
         why: String,
     },

@@ -8,7 +8,7 @@ impl Machine {
             return;
         }
         self.void();
-        self.fence(Reason::Manual(reason.clone()), out);
+        self.fence_anew(Reason::Manual(reason.clone()), out);
         if hold {
             self.hold = true;
             out.push(Action::PersistHold { held: true });

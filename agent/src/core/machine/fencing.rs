@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Confirmation, Event, Machine, Reason, Retry, Stage, State};
+use super::{Action, BootInstant, Confirmation, Event, Machine, Reason, Retry, Stage, State};
 
 /// A fence that is not confirmed is verified again after this long, then after twice as long, and so on ...
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -29,6 +29,29 @@ impl Machine {
             State::Fenced { .. } | State::Opening { .. } | State::Serving { .. } => {}
         }
         self.enter(next, Some(reason), out);
+    }
+
+    /// To the fence even from the fence: what was known of the gate is not relied on. It is closed, and verified.
+    pub(super) fn fence_anew(&mut self, reason: Reason, out: &mut Vec<Action>) {
+        let closed_now = matches!(out.first(), Some(Action::Close { .. }));
+        self.void();
+        match &self.state {
+            // The deadline has passed in this step: closed, with its verification to come.
+            State::Fencing if closed_now => return,
+            State::Fenced { .. } if closed_now => {
+                (self.epoch, self.reason) = (self.epoch.next(), Some(reason.clone()));
+            }
+            State::Fenced { .. } | State::Opening { .. } | State::Serving { .. } | State::Fencing => {
+                self.close(reason.clone(), out);
+            }
+        }
+        out.push(Action::Verify { epoch: self.epoch });
+        self.enter(State::Fencing, Some(reason), out);
+    }
+
+    pub(super) fn gate_written(&mut self, found: BootInstant, out: &mut Vec<Action>) {
+        self.fence_anew(Reason::GateTaken, out);
+        out.push(Action::Record(Event::GateWritten { found }));
     }
 
     /// Nothing counts that was proven, or asked, before now.

@@ -45,8 +45,9 @@ pub enum Input {
     Lost { token: u64, loss: Loss },
     /// The lease source gets no answers.
     StoreSilent,
-    /// An operator's command. A token below the current one is refused: the command meant an earlier holding. With
-    /// `hold` the service stays fenced until [`Input::Unfence`].
+    /// An operator's command: the gate is closed and verified anew, also where it is closed already. A token below the
+    /// current one is refused: the command meant an earlier holding. With `hold` the service stays fenced until
+    /// [`Input::Unfence`].
     Fence { token: Option<u64>, reason: String, hold: bool },
     /// An operator's command: removes the hold, and no more.
     Unfence { token: Option<u64> },
@@ -63,6 +64,9 @@ pub enum Input {
     Done { epoch: Epoch, outcome: Outcome },
     /// The compare-exchange of an `Open` or `Renew` failed: somebody has closed the gate, or another agent wrote.
     RenewRefused { epoch: Epoch },
+    /// The gate does not hold what the shell last wrote to it, but `found`: whatever that is, the gate is closed and
+    /// verified anew.
+    GateWritten { found: BootInstant },
     /// The agent ends. The gate is left to its deadline.
     Shutdown,
 }

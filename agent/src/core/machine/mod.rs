@@ -5,6 +5,7 @@
 //! Opening --mark durable, closed gate drops, open gate passes-> Serving
 //! Opening --anything in the way, gate not yet open----------> Fenced
 //! Opening, Serving --lost, expired, commanded, ...----------> Fencing
+//! any state --commanded, or somebody else wrote the gate----> Fencing
 //! Fencing --verification answers----------------------------> Fenced
 //! ```
 //!
@@ -247,6 +248,7 @@ impl Machine {
             Input::Done { epoch, outcome } if epoch == self.epoch => self.done(outcome, &mut out),
             Input::RenewRefused { epoch } if epoch == self.epoch => self.fence(Reason::GateTaken, &mut out),
             Input::Done { .. } | Input::RenewRefused { .. } => {}
+            Input::GateWritten { found } => self.gate_written(found, &mut out),
             Input::Shutdown => self.shutdown(&mut out),
         }
         self.open_with_waiting(&mut out);

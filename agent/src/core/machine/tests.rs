@@ -184,6 +184,9 @@ const FENCES: [(StateName, &[&str]); 9] = [
     (Fencing, &[]),
 ];
 
+/// A fence anew: whatever the gate was believed to be.
+const CLOSES: [(StateName, &[&str]); 9] = [(Fencing, &["close", "verify"]); 9];
+
 fn with(
     mut rows: [(StateName, &'static [&'static str]); 9],
     changes: &[(usize, StateName, &'static [&'static str])],
@@ -269,22 +272,8 @@ fn losses_and_commands() {
     for loss in [Loss::Released, Loss::Deleted, Loss::Expired, Loss::OtherHolder] {
         check("the holding is lost", |_| Input::Lost { token: TOKEN, loss }, fences);
     }
-    check("by hand", |_| fence(false), fences);
-    check(
-        "by hand, held",
-        |_| fence(true),
-        [
-            (Fenced, &["hold"]),
-            (Fenced, &["hold", "verify"]),
-            (Fenced, &["hold"]),
-            (Fenced, &["close", "hold"]),
-            (Fenced, &["close", "hold"]),
-            (Fencing, &["close", "verify", "hold"]),
-            (Fencing, &["close", "verify", "hold"]),
-            (Fencing, &["close", "verify", "hold"]),
-            (Fencing, &["hold"]),
-        ],
-    );
+    check("by hand", |_| fence(false), CLOSES);
+    check("by hand, held", |_| fence(true), [(Fencing, &["close", "verify", "hold"]); 9]);
     // Where no holding is known yet, no token is stale.
     let unknown = |command: fn() -> Input, rows| check("a token of before", move |_| command(), rows);
     unknown(|| Input::Lost { token: TOKEN - 1, loss: Loss::Deleted }, stays);
@@ -292,7 +281,11 @@ fn losses_and_commands() {
         || Input::Fence { token: Some(TOKEN - 1), reason: String::new(), hold: true },
         with(
             stays,
-            &[(FENCED, Fenced, &["hold"]), (UNCONFIRMED, Fenced, &["hold", "verify"]), (FENCING, Fencing, &["hold"])],
+            &[
+                (FENCED, Fencing, &["close", "verify", "hold"]),
+                (UNCONFIRMED, Fencing, &["close", "verify", "hold"]),
+                (FENCING, Fencing, &["close", "verify", "hold"]),
+            ],
         ),
     );
     let unfenced: [(StateName, &[&str]); 9] = [
@@ -315,6 +308,22 @@ fn losses_and_commands() {
             &[(FENCED, Fenced, &["mark"]), (UNCONFIRMED, Fenced, &["mark", "verify"]), (HELD, Fenced, &["mark"])],
         ),
     );
+}
+
+#[test]
+fn a_gate_that_somebody_else_wrote() {
+    let written = |_: &Machine| Input::GateWritten { found: after(1000) };
+    check("while it should be closed or open", written, CLOSES);
+    // One that has fallen meanwhile is closed once, first, and still verified.
+    check_at("past every deadline", after(60), written, CLOSES);
+    check_at("by hand, past every deadline", after(60), |_| fence(false), CLOSES);
+    for from in ALL {
+        let mut machine = machine(from);
+        let actions = machine.step(after(2), written(&machine));
+        assert!(matches!(actions.first(), Some(Action::Close { reason: Reason::GateTaken })), "{from:?}: {actions:?}");
+        assert!(actions.contains(&Action::Record(Event::GateWritten { found: after(1000) })), "{from:?}: {actions:?}");
+        assert_eq!(machine.view().reason, Some(Reason::GateTaken), "{from:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,6 @@ pub mod clock;
 mod host;
 pub mod queues;
 
-use super::coverage::Coverage;
 use crate::config::model::Agent;
 
 /// One check's result.
@@ -29,24 +28,25 @@ pub enum CheckState {
 }
 
 impl Check {
-    fn ok(name: &'static str, finding: impl Into<String>) -> Self {
+    pub fn ok(name: &'static str, finding: impl Into<String>) -> Self {
         Self { name, state: CheckState::Ok, finding: finding.into(), remedy: String::new() }
     }
 
-    fn warn(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub fn warn(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, state: CheckState::Warn, finding: finding.into(), remedy: remedy.into() }
     }
 
-    fn fail(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub fn fail(name: &'static str, finding: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { name, state: CheckState::Fail, finding: finding.into(), remedy: remedy.into() }
     }
 }
 
-/// Runs every check. `coverage` is a running agent's; without it nothing can be said about interfaces.
-pub fn examine(agent: &Agent, coverage: Option<&Coverage>) -> Vec<Check> {
+/// Runs every check of the host, for an agent of these settings. What is attached is for a running agent to say.
+pub fn examine(agent: &Agent) -> Vec<Check> {
     let mut checks = vec![
         host::kernel(),
         host::btf(),
+        host::jit(),
         host::bpf_call(),
         host::capabilities(),
         host::bpffs(agent),
@@ -57,6 +57,5 @@ pub fn examine(agent: &Agent, coverage: Option<&Coverage>) -> Vec<Check> {
         clock::drift_bound(agent),
     ];
     checks.extend(queues::checks());
-    checks.extend(coverage.into_iter().flat_map(host::interfaces));
     checks
 }

@@ -75,3 +75,29 @@ fn a_window_is_of_its_own_gate() {
     let reset = frame(&ip(FAMILIES[0], TCP, &tcp((1, 2), RST, b"")));
     assert_eq!(world.frame(&reset, OUT), Verdict::Drop);
 }
+
+/// Nor does it where its own gate is closed beside another, whichever of them is found first.
+#[test]
+fn a_window_does_not_help_past_a_second_closed_gate() {
+    let reset = frame(&ip(FAMILIES[0], TCP, &tcp((1, 2), RST, b"")));
+    for with_window in [0, 1] {
+        for (first, second) in [(0, 1), (1, 0)] {
+            let mut world = World::new(2);
+            world.rule("10.0.0.100", every(first, roles::LOCAL));
+            world.rule("10.0.0.100", every(second, roles::LOCAL));
+            world.close(0).close(1).gates[with_window].rst_until_ns = NOW + 1;
+            assert_eq!(world.frame(&reset, OUT), Verdict::Drop, "window of {with_window}, rule of {first} first");
+        }
+    }
+}
+
+/// A gate that two rules name is one gate.
+#[test]
+fn a_gate_found_twice_keeps_its_window() {
+    let mut world = World::new(1);
+    world.rule("10.0.0.100", every(0, roles::LOCAL));
+    world.rule("10.0.0.100", every(0, roles::LOCAL));
+    world.close(0).gates[0].rst_until_ns = NOW + 1;
+    let reset = frame(&ip(FAMILIES[0], TCP, &tcp((1, 2), RST, b"")));
+    assert_eq!(world.frame(&reset, OUT), Verdict::Pass);
+}

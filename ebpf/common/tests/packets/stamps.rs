@@ -45,6 +45,25 @@ fn only_a_sender_of_this_host_is_asked() {
 }
 
 #[test]
+fn nothing_comes_in_for_a_connection_of_an_older_opening() {
+    for (receiver, verdict) in [
+        (Socket::Stamped(OPENED - 1), Verdict::Drop),
+        (Socket::Stamped(OPENED), Verdict::Pass),
+        (Socket::UnstampedTcp, Verdict::Drop),
+        (Socket::Unstamped, Verdict::Pass),
+        (Socket::None, Verdict::Pass),
+    ] {
+        for place in [IN, LO_IN] {
+            let mut world = World::of(every(0, roles::BEHIND));
+            world.receiver = receiver;
+            let packet = frame(&ip(FAMILIES[0], TCP, &WITH_DATA()));
+            assert_eq!(world.frame(&packet, place), verdict, "{receiver:?} {place:?}");
+            assert_eq!(world.stamped.get(), None);
+        }
+    }
+}
+
+#[test]
 fn without_a_socket_no_tcp_payload_passes() {
     assert_eq!(sent(Socket::None, TCP, &WITH_DATA(), OUT).0, Verdict::Drop);
     assert_eq!(sent(Socket::None, TCP, &BARE(), OUT).0, Verdict::Pass);

@@ -34,6 +34,8 @@ pub(crate) struct World {
     pub(crate) gates: Vec<Gate>,
     settings: Settings,
     pub(crate) socket: Socket,
+    /// Who receives what comes in, as a cgroup's hook knows it.
+    pub(crate) receiver: Socket,
     /// There is memory for a stamp.
     pub(crate) memory: bool,
     pub(crate) stamped: Cell<Option<u64>>,
@@ -66,6 +68,7 @@ impl World {
             exempt: HashSet::new(),
             gates: (0..gates).map(|_| gate).collect(),
             settings: Settings { gates, ..Settings::default() },
+            receiver: Socket::None,
             socket: Socket::Stamped(OPENED),
             memory: true,
             stamped: Cell::new(None),
@@ -196,6 +199,10 @@ impl Kernel for World {
 
     fn socket(&self) -> Socket {
         self.socket
+    }
+
+    fn receiver(&self) -> Socket {
+        self.receiver
     }
 
     fn stamp(&self, now: u64) -> bool {
