@@ -370,6 +370,7 @@ impl World {
             self.nodes[node].crash_after = self.nodes[node].crash_after.map(|actions| actions - 1);
             match action {
                 Action::Close { .. } => self.nodes[node].gate_deadline = BootInstant::from_nanos(1),
+                Action::Bar { below } => self.nodes[node].gate_token = below,
                 Action::Open { generation, token, deadline, .. } => {
                     let opening = &mut self.nodes[node];
                     (opening.gate_deadline, opening.gate_generation) = (deadline, generation);

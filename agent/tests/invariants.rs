@@ -68,6 +68,8 @@ struct World {
     gate_deadline: BootInstant,
     gate_generation: BootInstant,
     gate_token: u64,
+    /// No token below it may open any more: what was released.
+    barred: u64,
     disk_mark: u64,
     disk_hold: bool,
     // What an agent has asked for and not been told.
@@ -103,6 +105,7 @@ impl World {
             gate_deadline: BootInstant::ZERO,
             gate_generation: BootInstant::ZERO,
             gate_token: 0,
+            barred: 0,
             disk_mark: 0,
             disk_hold: false,
             effects: VecDeque::new(),
@@ -247,6 +250,7 @@ impl World {
             Action::Verify { epoch } if good => (*epoch, Outcome::Verified(Confirmation::Confirmed(Vec::new()))),
             Action::Verify { epoch } => (*epoch, Outcome::Verified(Confirmation::Unconfirmed(Vec::new()))),
             Action::Close { .. }
+            | Action::Bar { .. }
             | Action::PersistHold { .. }
             | Action::Open { .. }
             | Action::Renew { .. }
@@ -315,6 +319,10 @@ impl World {
                     self.may_renew(*deadline, *basis)?;
                     self.gate_deadline = *deadline;
                 }
+                Action::Bar { below } => {
+                    prop_assert!(!self.is_open(), "barred through an open gate");
+                    (self.gate_token, self.barred) = (*below, *below);
+                }
                 Action::PersistHold { held } => self.disk_hold = *held,
                 Action::PersistMark { .. } | Action::SelfTest { .. } | Action::Verify { .. } | Action::Record(_) => {}
             }
@@ -341,6 +349,7 @@ impl World {
         prop_assert!(self.fit, "opened by an unfit clock");
         prop_assert!(!self.is_open(), "opened an open gate");
         prop_assert!(token >= self.last_opened, "an older token opened");
+        prop_assert!(token >= self.barred, "a token that was released opened");
         prop_assert_eq!(self.disk_mark, token, "opened before the mark was durable");
         prop_assert!(generation > self.gate_generation, "two openings share a generation");
         prop_assert!(generation >= self.now, "sockets from before the opening would pass");
@@ -392,7 +401,7 @@ fn epoch_of(action: &Action) -> Option<Epoch> {
         | Action::Open { epoch, .. }
         | Action::Renew { epoch, .. }
         | Action::Verify { epoch } => Some(*epoch),
-        Action::Close { .. } | Action::PersistHold { .. } | Action::Record(_) => None,
+        Action::Close { .. } | Action::Bar { .. } | Action::PersistHold { .. } | Action::Record(_) => None,
     }
 }
 

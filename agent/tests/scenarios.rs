@@ -231,7 +231,7 @@ fn epoch_of(action: &Action) -> Option<Epoch> {
         | Action::Open { epoch, .. }
         | Action::Renew { epoch, .. }
         | Action::Verify { epoch } => Some(*epoch),
-        Action::Close { .. } | Action::PersistHold { .. } | Action::Record(_) => None,
+        Action::Close { .. } | Action::Bar { .. } | Action::PersistHold { .. } | Action::Record(_) => None,
     }
 }
 
@@ -247,6 +247,7 @@ fn action_line(action: &Action) -> String {
     match action {
         Action::Close { reason } => format!("CLOSE: {reason}"),
         Action::PersistMark { epoch, token } => format!("persist mark {token} (epoch {})", epoch.0),
+        Action::Bar { below } => format!("bar tokens below {below}"),
         Action::PersistHold { held } => format!("persist hold {held}"),
         Action::SelfTest { epoch, expect: Expect::Drop } => format!("self-test, must drop (epoch {})", epoch.0),
         Action::SelfTest { epoch, expect: Expect::Pass } => format!("self-test, must pass (epoch {})", epoch.0),

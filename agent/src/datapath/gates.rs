@@ -375,6 +375,11 @@ impl Gate {
         fence
     }
 
+    /// Leaves word for a later agent that no token below this opens. For a closed gate: there the token says nothing else.
+    pub fn bar(&self, below: u64) {
+        self.table.cell(self.slot).token.store(below, Ordering::Release);
+    }
+
     fn exchange(&mut self, deadline: BootInstant) -> Result<(), NotOurs> {
         let next = deadline.as_nanos();
         if next < FENCE_NUMBERS {

@@ -54,6 +54,7 @@ impl Host {
             Action::Record(Event::Refused(refusal)) => Some(refusal.clone()),
             Action::Record(_)
             | Action::Close { .. }
+            | Action::Bar { .. }
             | Action::PersistMark { .. }
             | Action::PersistHold { .. }
             | Action::SelfTest { .. }

@@ -175,6 +175,10 @@ impl Host {
                 tracing::warn!(service = service.settings.name, fence, %reason, "gate closed");
                 None
             }
+            Action::Bar { below } => {
+                service.gate.bar(below);
+                None
+            }
             Action::Open { epoch, generation, token, deadline } => {
                 let opened = service.gate.open(generation, token, deadline);
                 refused(epoch, opened, &service.settings.name)

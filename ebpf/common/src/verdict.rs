@@ -323,7 +323,8 @@ fn apply<K: Kernel>(kernel: &K, rule: &Rule, end: End, findings: &mut Findings) 
         || rule.protocol == ANY_PROTOCOL
         || (rule.protocol == end.protocol && rule.port_first <= end.port && end.port <= rule.port_last);
     if matches {
-        need(kernel, rule.gate, rule.roles, findings);
+        // [`NONE`] in a corrupt map is a gate that does not exist, and not no gate.
+        need(kernel, rule.gate.min(MAX_GATES), rule.roles, findings);
     }
 }
 

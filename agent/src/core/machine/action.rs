@@ -10,6 +10,8 @@ use crate::core::time::BootInstant;
 pub enum Action {
     /// Close the gate with a fence number never used before. The first of its list: nothing else can delay it.
     Close { reason: Reason },
+    /// Remember in the gate, which outlives the agent, that no token below this opens. A store to memory: it cannot fail.
+    Bar { below: u64 },
     /// Make the high-water mark durable, in the order asked for.
     PersistMark { epoch: Epoch, token: u64 },
     /// Make it durable whether a manual hold is in force. The command is answered afterwards; a failure is its answer.

@@ -22,7 +22,7 @@ pub struct Found {
     pub deadline: BootInstant,
     /// The gate's generation: when its current or last opening was decided.
     pub generation: BootInstant,
-    /// The gate's token.
+    /// The gate's token: of its current or last holding, or what [`super::Action::Bar`] left there.
     pub token: u64,
     /// The durable high-water mark; 0 if there has never been one.
     pub high_water: u64,

@@ -80,6 +80,20 @@ impl Machine {
         self.void();
         self.held_but_cut = None;
         self.fence(Reason::Lost(loss), out);
+        match loss {
+            Loss::Released => self.bar(token, out),
+            Loss::Deleted | Loss::Expired | Loss::OtherHolder => {}
+        }
+    }
+
+    /// What was given back never opens again, not even for an agent that starts while the release is still on its way to
+    /// the store: a renewal of the same holding could overtake it there.
+    fn bar(&mut self, token: u64, out: &mut Vec<Action>) {
+        let below = token.saturating_add(1);
+        if below > self.mark {
+            self.mark = below;
+            out.push(Action::Bar { below });
+        }
     }
 
     pub(super) fn store_silent(&mut self, out: &mut Vec<Action>) {

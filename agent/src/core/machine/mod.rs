@@ -153,6 +153,10 @@ impl Machine {
                 out.push(Action::Record(Event::Adopted { token: found.token, deadline: found.deadline }));
             }
             Err(reason) => {
+                // A gate that is closed as this agent closes one may bear word of a release, see `bar`.
+                if reason == Reason::StartUp {
+                    machine.mark = machine.mark.max(found.token);
+                }
                 // An expired gate is closed as well: then it needs no clock.
                 machine.close(reason.clone(), &mut out);
                 out.push(Action::Verify { epoch: machine.epoch });
