@@ -48,7 +48,6 @@ impl Choice {
                 port_last: u16::from(first).saturating_add(u16::from(span)),
                 protocol,
                 roles: rule_roles,
-                pad: [0; 2],
             },
             end: end % 3,
             prefix: flag(0),
@@ -154,18 +153,6 @@ impl Kernel for World {
         (gate == 0).then_some(GateState { deadline_ns: self.deadline_ns, generation: GENERATION, flags: 0 })
     }
 
-    fn first_closed(&self, gates: u32) -> u32 {
-        verdict::first_closed(self, gates)
-    }
-
-    fn need(&self, gate: u32, rule_roles: u8, findings: &mut Findings) {
-        verdict::need(self, gate, rule_roles, findings);
-    }
-
-    fn consult(&self, address: &Address, end: End, findings: &mut Findings) {
-        verdict::consult(self, address, end, findings);
-    }
-
     fn rst_until(&self, _: u32) -> u64 {
         self.rst_until_ns
     }
@@ -207,9 +194,11 @@ impl Kernel for World {
 /// payload; `None` for that where there are options or fragments.
 fn naive_ipv4(frame: &[u8]) -> Option<(Address, Address, Option<bool>)> {
     let network = frame.get(14..).filter(|_| frame[12..14] == [0x08, 0x00])?;
-    let address = |offset: usize| network.load::<4>(offset).map(Address::v4);
-    let plain = network.first()? & 0xf == 5 && network.short(6)? & 0x3fff == 0 && *network.get(9)? == 6;
-    let bare = match (network.short(2), network.get(32), network.get(33)) {
+    let short = |offset: usize| network.get(offset..)?.first_chunk().copied().map(u16::from_be_bytes);
+    let address = |offset: usize| network.get(offset..)?.first_chunk().copied().map(Address::v4);
+    network.get(..20)?;
+    let plain = network.first()? & 0xf == 5 && short(6)? & 0x3fff == 0 && *network.get(9)? == 6;
+    let bare = match (short(2), network.get(32), network.get(33)) {
         (Some(length), Some(offset), Some(_)) if plain => {
             Some(usize::from(length) == 20 + usize::from(*offset >> 4) * 4)
         }

@@ -32,7 +32,7 @@ pub(crate) fn stamp_connection(context: &SockOpsContext) {
     let operations = unsafe { &*context.ops };
     // SAFETY: reading a pointer-sized union field that the verifier types.
     let socket = unsafe { operations.__bindgen_anon_2.sk };
-    if !socket.is_null() && !store(socket, now()) {
+    if !socket.is_null() && !stamp_anew(socket, now()) {
         note(Event::StampFailed);
     }
 }
@@ -92,8 +92,25 @@ fn load(socket: *mut bpf_sock) -> Option<u64> {
     Some(unsafe { stamp.cast::<u64>().read_volatile() })
 }
 
+/// Also over an older stamp: a socket whose connection failed may connect again, and has nothing left of before.
+#[inline(always)]
+fn stamp_anew(socket: *mut bpf_sock, now: u64) -> bool {
+    let stamp = create(socket, now);
+    if !stamp.is_null() {
+        // SAFETY: not null, and the map's values are aligned u64.
+        unsafe { stamp.write_volatile(now) };
+    }
+    !stamp.is_null()
+}
+
 #[inline(always)]
 fn store(socket: *mut bpf_sock, now: u64) -> bool {
+    !create(socket, now).is_null()
+}
+
+/// The socket's stamp, made with `now` if it has none. Null: no memory for it.
+#[inline(always)]
+fn create(socket: *mut bpf_sock, now: u64) -> *mut u64 {
     let mut stamp = now;
     // SAFETY: the map lives as long as the program, the socket is not null, the value is a u64 on our stack.
     let stored = unsafe {
@@ -104,7 +121,7 @@ fn store(socket: *mut bpf_sock, now: u64) -> bool {
             BPF_SK_STORAGE_GET_F_CREATE as u64,
         )
     };
-    !stored.is_null()
+    stored.cast()
 }
 
 #[inline(always)]

@@ -25,7 +25,7 @@ use frames::{
 };
 use portcullis::datapath::{OBJECT, gates::boot_now};
 use portcullis_common::layout::{
-    ANY_PROTOCOL, Address, Gate, LAYOUT_VERSION, MAX_GATES, Rule, RuleSet, Settings, maps, programs, roles,
+    ANY_PROTOCOL, Address, Gate, LAYOUT_VERSION, Rule, RuleSet, Settings, maps, programs, roles,
 };
 
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
@@ -374,7 +374,7 @@ fn a_rule_of_no_gate_drops() {
             loaded.object.map_mut(maps::ADDRESSES).unwrap().try_into().unwrap();
         let mut set = addresses.get(&Address::v4(VIP.octets()), 0).unwrap();
         for rule in &mut set.rules {
-            rule.gate = MAX_GATES;
+            rule.gate = u16::MAX;
         }
         addresses.insert(Address::v4(VIP.octets()), set, 0).unwrap();
         assert!(!loaded.tc_passes(programs::TC_IN, frame));

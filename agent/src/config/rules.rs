@@ -181,7 +181,7 @@ impl RuleTable {
             set.count += 1;
         }
         if rest.iter().any(|rule| !network.is_host() || is_wide(rule)) {
-            let all: BTreeSet<u32> = rules.iter().map(|rule| rule.gate).collect();
+            let all: BTreeSet<u32> = rules.iter().map(|rule| u32::from(rule.gate)).collect();
             let last = if network.is_host() { rules.iter().rposition(is_wide) } else { None };
             let needed = last.map_or(rules.len(), |last| last + 1);
             return Err(RuleError::TooManyRules {
@@ -194,13 +194,13 @@ impl RuleTable {
             let key = PortKey::new(network.address(), rule.protocol, rule.port_first);
             match self.ports.entry(key) {
                 Entry::Vacant(entry) => {
-                    entry.insert(PortRule { gate: rule.gate, roles: rule.roles, pad: [0; 3] });
+                    entry.insert(PortRule { gate: u32::from(rule.gate), roles: rule.roles, pad: [0; 3] });
                 }
                 Entry::Occupied(entry) => {
                     return Err(RuleError::PortTaken {
                         address: network.prefix(),
                         ports: port_name(rule),
-                        services: vec![name(names, entry.get().gate), name(names, rule.gate)],
+                        services: vec![name(names, entry.get().gate), name(names, u32::from(rule.gate))],
                     });
                 }
             }
@@ -246,7 +246,7 @@ impl RuleTable {
         };
         for rule in in_use(set) {
             if counts(rule.roles, role) && names_port(rule, protocol, port) {
-                gates.insert(rule.gate);
+                gates.insert(u32::from(rule.gate));
             }
         }
         if set.more & u32::from(role & roles::ENDS) != 0 {
@@ -259,7 +259,7 @@ impl RuleTable {
     /// The slots of all gates that a rule names.
     pub fn slots(&self) -> BTreeSet<u32> {
         let sets = self.addresses.values().chain(self.prefixes.values());
-        let inline = sets.flat_map(in_use).map(|rule| rule.gate);
+        let inline = sets.flat_map(in_use).map(|rule| u32::from(rule.gate));
         inline.chain(self.ports.values().map(|rule| rule.gate)).collect()
     }
 
@@ -281,7 +281,7 @@ fn counts(roles: u8, role: u8) -> bool {
 /// A neighbour's packet names an address and no port: it cannot be cut for one of several services.
 fn check_neighbours(network: Network, rules: &[Rule], names: &BTreeMap<u32, &str>) -> Result<(), RuleError> {
     let own = || rules.iter().filter(|rule| rule.roles & roles::OWN != 0);
-    let gates: BTreeSet<u32> = own().map(|rule| rule.gate).collect();
+    let gates: BTreeSet<u32> = own().map(|rule| u32::from(rule.gate)).collect();
     if gates.len() < 2 || own().all(|rule| rule.roles & roles::NEIGHBOURS == 0) {
         return Ok(());
     }
@@ -335,9 +335,11 @@ fn selectors(services: &[(u32, &Service)]) -> BTreeMap<Network, Vec<Rule>> {
     own
 }
 
-fn rules(gate: u32, ports: &[Ports], roles: u8) -> Vec<Rule> {
+fn rules(slot: u32, ports: &[Ports], roles: u8) -> Vec<Rule> {
+    // Slots have been checked; one beyond them would be no gate, at which every packet is dropped.
+    let gate = u16::try_from(slot).unwrap_or(u16::MAX);
     if ports.is_empty() {
-        return vec![Rule { gate, port_first: 0, port_last: u16::MAX, protocol: ANY_PROTOCOL, roles, pad: [0; 2] }];
+        return vec![Rule { gate, port_first: 0, port_last: u16::MAX, protocol: ANY_PROTOCOL, roles }];
     }
     let rule = |ports: &Ports| Rule {
         gate,
@@ -345,7 +347,6 @@ fn rules(gate: u32, ports: &[Ports], roles: u8) -> Vec<Rule> {
         port_last: ports.last,
         protocol: protocol_number(ports.protocol),
         roles,
-        pad: [0; 2],
     };
     ports.iter().map(rule).collect()
 }
@@ -383,14 +384,7 @@ fn condense(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
     }
     let merged: Vec<Rule> = roles
         .into_iter()
-        .map(|((gate, protocol, port_first, port_last), roles)| Rule {
-            gate,
-            port_first,
-            port_last,
-            protocol,
-            roles,
-            pad: [0; 2],
-        })
+        .map(|((gate, protocol, port_first, port_last), roles)| Rule { gate, port_first, port_last, protocol, roles })
         .collect();
     let wide: Vec<Rule> = merged.iter().filter(|rule| is_wide(rule)).copied().collect();
     let mut kept: Vec<Rule> =
@@ -398,7 +392,7 @@ fn condense(rules: impl Iterator<Item = Rule>) -> Vec<Rule> {
     let selector = |rule: &Rule| (!is_wide(rule), rule.protocol, rule.port_first, rule.port_last);
     let for_neighbours =
         kept.iter().filter(|rule| rule.roles & roles::NEIGHBOURS != 0).min_by_key(|rule| selector(rule)).copied();
-    let mut last_gate: BTreeMap<(u8, u16), u32> = BTreeMap::new();
+    let mut last_gate: BTreeMap<(u8, u16), u16> = BTreeMap::new();
     for rule in kept.iter().filter(|&rule| !is_wide(rule) && Some(*rule) != for_neighbours) {
         let last = last_gate.entry((rule.protocol, rule.port_first)).or_default();
         *last = rule.gate.max(*last);

@@ -22,6 +22,7 @@ pub mod tcp_flags {
     pub const FIN: u8 = 1;
     pub const SYN: u8 = 2;
     pub const RST: u8 = 4;
+    pub const ACK: u8 = 16;
 }
 
 mod ethertype {

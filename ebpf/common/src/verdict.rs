@@ -300,7 +300,8 @@ pub fn consult<K: Kernel>(kernel: &K, rules: &RuleSet, address: &Address, end: E
             && rule.roles & end.any != 0
             && rule.roles & end.all == end.all
         {
-            need(kernel, rule.gate, rule.roles, findings);
+            // [`NONE`] in a corrupt map is a gate that does not exist, and not no gate.
+            need(kernel, rule.gate.min(MAX_GATES), rule.roles, findings);
         }
     } else if end.all & roles::NEIGHBOURS == 0 {
         let closed = kernel.first_closed();
@@ -323,8 +324,7 @@ fn apply<K: Kernel>(kernel: &K, rule: &Rule, end: End, findings: &mut Findings) 
         || rule.protocol == ANY_PROTOCOL
         || (rule.protocol == end.protocol && rule.port_first <= end.port && end.port <= rule.port_last);
     if matches {
-        // [`NONE`] in a corrupt map is a gate that does not exist, and not no gate.
-        need(kernel, rule.gate.min(MAX_GATES), rule.roles, findings);
+        need(kernel, rule.gate as u32, rule.roles, findings);
     }
 }
 
@@ -403,10 +403,21 @@ fn is_exempt<K: Kernel>(kernel: &K, packet: &Packet, place: Place) -> bool {
         (packet.source, packet.source_port, packet.destination_port)
     };
     let protocol = packet.protocol;
+    if kernel.is_exempt(&ExemptKey::new(exempt::LOCAL_PORT, Address::ANY, protocol, local_port)) {
+        return true;
+    }
+    // What this host asks for is exempt, not what others ask of it: a peer chooses its own port freely.
+    let begins = packet.tcp_flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN;
+    if !place.egress && begins {
+        return false;
+    }
+    let asked = place.egress || local_port >= UNPRIVILEGED || local_port == remote_port;
     kernel.is_exempt(&ExemptKey::new(exempt::REMOTE, remote, protocol, remote_port))
-        || kernel.is_exempt(&ExemptKey::new(exempt::LOCAL_PORT, Address::ANY, protocol, local_port))
-        || kernel.is_exempt(&ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, protocol, remote_port))
+        || asked && kernel.is_exempt(&ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, protocol, remote_port))
 }
+
+/// Ports below it are not given to sockets that only ask.
+const UNPRIVILEGED: u16 = 1024;
 
 /// The socket that sends the packet was made no earlier than the opening of every gate that the packet needs.
 #[inline(always)]

@@ -26,7 +26,7 @@ impl RuleTable {
     /// Additions and changes come first, then the settings that announce them, then removals; so for a moment the maps
     /// hold both tables, and are full when the two together do not fit.
     ///
-    /// One case has no such order: at one port of an address with more than eight rules, one service's rule leaves the
+    /// One case has no such order: at one port of an address with more rules than stand beside it, one service's rule leaves the
     /// table of ports for a range beside the address while another's takes its place from there. Whoever cannot bear
     /// the instant between the two writes changes the services one after the other.
     pub fn plan(&self, new: &Self) -> Vec<MapChange> {
@@ -68,6 +68,6 @@ impl RuleTable {
     fn moves_inline(&self, key: &PortKey, new: &Self) -> bool {
         let Some(old) = self.ports.get(key) else { return false };
         let Some(set) = new.addresses.get(&key.address) else { return false };
-        in_use(set).iter().any(|rule| rule.gate == old.gate && names_port(rule, key.protocol, key.port))
+        in_use(set).iter().any(|rule| u32::from(rule.gate) == old.gate && names_port(rule, key.protocol, key.port))
     }
 }

@@ -52,6 +52,22 @@ fn the_exempt_pass_a_closed_node_and_are_noted() {
     }
 }
 
+/// A peer that sends from an exempt port asks nothing of a fenced node.
+#[test]
+fn a_peer_reaches_nothing_by_choosing_its_port() {
+    let mut world = node();
+    world.exempt.extend([ExemptKey::new(exempt::REMOTE_PORT, Address::ANY, TCP, 53)]);
+    let from = |peer, peer_port, flags| frame(&ip((peer, OWN), TCP, &tcp((peer_port, 5432), flags, b"")));
+    for (peer, port) in [(PEER, 2379), ("192.0.2.53", 53)] {
+        assert_eq!(world.frame(&from(peer, port, SYN), IN), Verdict::Drop);
+        assert_eq!(world.frame(&from(peer, port, SYN | ACK), IN), Verdict::Pass);
+    }
+    let udp = |own_port| packet(("192.0.2.53", OWN), UDP, (53, own_port));
+    assert_eq!(world.frame(&udp(111), IN), Verdict::Drop);
+    assert_eq!(world.frame(&udp(53), IN), Verdict::Pass);
+    assert_eq!(world.frame(&udp(1024), IN), Verdict::Pass);
+}
+
 #[test]
 fn an_exemption_is_for_one_end_of_one_protocol() {
     let world = node();

@@ -111,13 +111,12 @@ fn exact_ports_are_found_in_their_table() {
 fn rule() -> impl Strategy<Value = Rule> {
     let protocol = prop::sample::select(vec![0, TCP, UDP, SCTP]);
     let roles = prop::sample::select(vec![roles::LOCAL, roles::REMOTE, roles::BEHIND, roles::NODE]);
-    (0..4u32, protocol, 0..5u16, 0..3u16, roles).prop_map(|(gate, protocol, first, more, roles)| Rule {
+    (0..4u16, protocol, 0..5u16, 0..3u16, roles).prop_map(|(gate, protocol, first, more, roles)| Rule {
         gate,
         protocol,
         port_first: first,
         port_last: first + more,
         roles,
-        pad: [0; 2],
     })
 }
 
@@ -149,7 +148,7 @@ proptest! {
                 let named = rule.protocol == protocol && (rule.port_first..=rule.port_last).contains(&port);
                 rule.roles & role != 0 && (rule.protocol == 0 || named)
             }))
-            .map(|rule| rule.gate)
+            .map(|rule| u32::from(rule.gate))
             .collect();
         let expected = if needed.is_empty() {
             Verdict::Foreign

@@ -49,12 +49,12 @@ pub(crate) fn address(text: &str) -> Address {
 }
 
 /// A rule for every protocol.
-pub(crate) fn every(gate: u32, roles: u8) -> Rule {
-    Rule { gate, port_first: 0, port_last: u16::MAX, protocol: ANY_PROTOCOL, roles, pad: [0; 2] }
+pub(crate) fn every(gate: u16, roles: u8) -> Rule {
+    Rule { gate, port_first: 0, port_last: u16::MAX, protocol: ANY_PROTOCOL, roles }
 }
 
-pub(crate) fn port(gate: u32, roles: u8, protocol: u8, port: u16) -> Rule {
-    Rule { gate, port_first: port, port_last: port, protocol, roles, pad: [0; 2] }
+pub(crate) fn port(gate: u16, roles: u8, protocol: u8, port: u16) -> Rule {
+    Rule { gate, port_first: port, port_last: port, protocol, roles }
 }
 
 impl World {
@@ -103,7 +103,7 @@ impl World {
     /// A rule in the table of exact ports.
     pub(crate) fn exact(&mut self, at: &str, rule: Rule) {
         let key = PortKey::new(address(at), rule.protocol, rule.port_first);
-        self.ports.insert(key, PortRule { gate: rule.gate, roles: rule.roles, pad: [0; 3] });
+        self.ports.insert(key, PortRule { gate: u32::from(rule.gate), roles: rule.roles, pad: [0; 3] });
         self.addresses.entry(key.address).or_default().more |= u32::from(rule.roles & roles::ENDS);
         self.settings.roles |= u32::from(rule.roles & roles::ENDS);
     }
