@@ -118,8 +118,9 @@ impl Store {
         Some((self.token, self.sequence))
     }
 
-    fn release(&mut self, node: usize) {
-        if self.holder == Some(node) {
+    /// Ends the holding of `token`, and no other: a release may come after its lease has expired and been taken anew.
+    fn release(&mut self, node: usize, token: u64) {
+        if self.holder == Some(node) && self.token == token {
             (self.holder, self.expires) = (None, 0);
         }
     }
@@ -155,7 +156,7 @@ impl Node {
 
 enum Message {
     Ask { node: usize, life: u32, sent_at: BootInstant, ttl: Duration, back: u64 },
-    Release { node: usize, life: u32 },
+    Release { node: usize, life: u32, token: u64 },
     Released { node: usize, life: u32 },
     Deliver { node: usize, life: u32, input: Input },
     Wake { node: usize, life: u32 },
@@ -224,7 +225,7 @@ impl World {
                     // Unless it died while closing.
                     if self.nodes[node].life == life {
                         self.nodes[node].releasing = true;
-                        self.messages.push((self.now + there_ms * MS, Message::Release { node, life }));
+                        self.messages.push((self.now + there_ms * MS, Message::Release { node, life, token }));
                     }
                 }
                 Ok(())
@@ -327,8 +328,8 @@ impl World {
                 self.messages.push((self.now + back, Message::Deliver { node, life, input }));
                 Ok(())
             }
-            Message::Release { node, life } => {
-                self.store.release(node);
+            Message::Release { node, life, token } => {
+                self.store.release(node, token);
                 self.messages.push((self.now, Message::Released { node, life }));
                 Ok(())
             }

@@ -191,7 +191,9 @@ fn changes_places(old: &RuleTable, new: &RuleTable, probe: Probe) -> bool {
     let key = PortKey::new(address.into(), protocol, port);
     let inline = |table: &RuleTable, gate| {
         let set = table.addresses.get(&key.address);
-        set.is_some_and(|set| in_use(set).iter().any(|rule| u32::from(rule.gate) == gate && names_port(rule, protocol, port)))
+        set.is_some_and(|set| {
+            in_use(set).iter().any(|rule| u32::from(rule.gate) == gate && names_port(rule, protocol, port))
+        })
     };
     match (old.ports.get(&key), new.ports.get(&key)) {
         (Some(before), Some(after)) => before.gate != after.gate && inline(new, before.gate) && inline(old, after.gate),
