@@ -12,23 +12,26 @@ impl Spread {
         self.0.insert(at, time);
     }
 
-    /// The smallest of the times that at least `share` (0 to 1) of them do not exceed, in milliseconds; not a number if
+    /// The smallest of the times that at least `per_mille` of a thousand do not exceed, in milliseconds; not a number if
     /// there are none.
-    pub fn quantile(&self, share: f64) -> f64 {
-        // The count of a series is far below what a double holds exactly.
-        let rank = (share * self.0.len() as f64).ceil().max(1.0) as usize;
+    pub fn quantile(&self, per_mille: usize) -> f64 {
+        let rank = (per_mille * self.0.len()).div_ceil(1000).max(1);
         self.0.get(rank - 1).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
     }
 
-    pub fn count(&self) -> usize {
-        self.0.len()
+    pub fn median(&self) -> f64 {
+        self.quantile(500)
+    }
+
+    pub fn p99(&self) -> f64 {
+        self.quantile(990)
     }
 }
 
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [median, p99, longest] = [0.5, 0.99, 1.0].map(|share| self.quantile(share));
-        write!(f, "median {median:.3} ms, p99 {p99:.3} ms, longest {longest:.3} ms of {}", self.count())
+        let (median, p99, longest, count) = (self.median(), self.p99(), self.quantile(1000), self.0.len());
+        write!(f, "median {median:.3} ms, p99 {p99:.3} ms, longest {longest:.3} ms of {count}")
     }
 }
 
@@ -39,10 +42,10 @@ mod tests {
     #[test]
     fn a_quantile_is_one_of_the_times() {
         let mut spread = Spread::default();
-        assert!(spread.quantile(0.5).is_nan());
+        assert!(spread.median().is_nan());
         (1..=100).rev().for_each(|ms| spread.add(Duration::from_millis(ms)));
-        assert_eq!([0.0, 0.5, 0.99, 1.0].map(|share| spread.quantile(share)), [1.0, 50.0, 99.0, 100.0]);
+        assert_eq!([0, 500, 990, 1000].map(|per_mille| spread.quantile(per_mille)), [1.0, 50.0, 99.0, 100.0]);
         spread.add(Duration::from_millis(101));
-        assert_eq!([0.5, 0.99].map(|share| spread.quantile(share)), [51.0, 100.0]);
+        assert_eq!((spread.median(), spread.p99()), (51.0, 100.0));
     }
 }

@@ -55,8 +55,8 @@ fn main() -> ExitCode {
     let agent = node.agent(CONFIG);
     node.nft(SETS);
     let [ours, nft, command] = rounds(&node, &agent);
-    report.check("socket to closed gate, p99", ours.quantile(0.99), "ms", Limit::AtMost(1.0));
-    let times = nft.quantile(0.5) / ours.quantile(0.5);
+    report.check("socket to closed gate, p99", ours.p99(), "ms", Limit::AtMost(1.0));
+    let times = nft.median() / ours.median();
     report.note(format!("fence on the socket: {ours}"));
     report.note(format!("`nft add element`:   {nft}; {times:.1} times ours in the median"));
     report.note(format!("`portcullis fence`:  {command}"));
