@@ -9,11 +9,12 @@ use std::{
     time::Duration,
 };
 
+use portcullis::core::time::BootInstant;
 use rustix::process::Signal;
 use serde_json::Value;
 use toml::{Table, Value as Toml};
 
-use super::{Answer, Command, Node, Process, binary, http};
+use super::{Answer, Command, Connection, Node, Process, binary, http};
 use crate::clock;
 
 /// How long an agent may take from its start until it answers.
@@ -29,6 +30,7 @@ pub struct Agent {
     name: String,
     config: PathBuf,
     process: Process,
+    armed_in: Duration,
 }
 
 impl Agent {
@@ -46,9 +48,10 @@ impl Agent {
         let name = format!("{}-agent-{}", node.name(), COUNTER.fetch_add(1, Ordering::Relaxed));
         let path = node.folder().join(format!("{name}.toml"));
         write_config(&node, &path, config);
+        let start = clock::now();
         let process = launch(&node, &name, &path);
-        let mut agent = Self { node, name, config: path, process };
-        agent.wait_ready()?;
+        let mut agent = Self { node, name, config: path, process, armed_in: Duration::ZERO };
+        agent.wait_ready(start)?;
         Ok(agent)
     }
 
@@ -56,10 +59,16 @@ impl Agent {
     #[track_caller]
     pub fn restart(&mut self) {
         self.process.kill();
+        let start = clock::now();
         self.process = launch(&self.node, &self.name, &self.config);
-        if let Err(failure) = self.wait_ready() {
+        if let Err(failure) = self.wait_ready(start) {
             panic!("the restarted agent {failure}");
         }
+    }
+
+    /// How long the last start took, from before its process was made until it answered that it was ready.
+    pub fn armed_in(&self) -> Duration {
+        self.armed_in
     }
 
     /// Starts the agent again, to end itself at a crash point; one that still runs is killed first. The program must have
@@ -98,6 +107,14 @@ impl Agent {
         http::request(&self.node.socket(), method, path, body, ANSWER)
     }
 
+    /// A connection for many requests.
+    ///
+    /// # Errors
+    /// Nobody listens.
+    pub fn connect(&self) -> io::Result<Connection> {
+        Connection::open(&self.node.socket(), ANSWER)
+    }
+
     /// Asks `path` until its JSON satisfies `condition`, and returns that; panics with the last answer after ten seconds.
     #[track_caller]
     pub fn until(&self, path: &str, condition: impl Fn(&Value) -> bool) -> Value {
@@ -112,7 +129,7 @@ impl Agent {
         satisfied.unwrap_or_else(|| panic!("{path} never became what the test waits for; the last answer: {last:?}"))
     }
 
-    fn wait_ready(&mut self) -> Result<(), Refusal> {
+    fn wait_ready(&mut self, start: BootInstant) -> Result<(), Refusal> {
         let mut ended = None;
         let mut last = None;
         // Another agent may hold the socket, and is not to be taken for this one.
@@ -126,7 +143,10 @@ impl Agent {
         });
         match ended {
             Some(status) => Err(Refusal { status, log: self.process.log() }),
-            None if ready => Ok(()),
+            None if ready => {
+                self.armed_in = clock::now().saturating_since(start);
+                Ok(())
+            }
             None => panic!("the agent is not ready after {READY:?}; /v1/health: {last:?}"),
         }
     }

@@ -36,7 +36,7 @@ use std::{
 pub use agent::{Agent, Refusal};
 pub use cgroup::Cgroup;
 pub(crate) use cgroup::v2_mount;
-pub use http::Answer;
+pub use http::{Answer, Connection};
 pub(crate) use lock::is_owned;
 pub use lock::{HeavyLock, heavy};
 pub use machine::Machine;

@@ -104,8 +104,9 @@ impl Node {
         written.unwrap_or_else(|e| panic!("write {} {slot}: {e}", maps::GATES));
     }
 
+    /// The number of a service's gate in the pinned maps. Nothing if no slot bears the name.
     #[track_caller]
-    fn slot(&self, service: &str) -> Option<u32> {
+    pub(crate) fn slot(&self, service: &str) -> Option<u32> {
         let names: Array<_, GateName> = self.pinned_array(maps::NAMES)?;
         let wanted = service.as_bytes();
         (0..MAX_GATES).find(|slot| {
