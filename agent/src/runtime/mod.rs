@@ -193,10 +193,12 @@ impl Host {
             }
             Event::Stop => self.input_all(&Input::Shutdown),
         }
-        // Verifications are long beside everything else: a fence does not wait behind them.
+        // Verifications are long beside everything else: neither a fence nor what attaches for one waits behind them.
+        self.settle();
         while let Some(index) = self.next_verification() {
             while let Some(fence) = inbox.next_fence() {
                 self.command(fence);
+                self.settle();
             }
             self.verify_service(index);
         }

@@ -125,6 +125,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
     }
     host.check_clock();
     host.look_at_queues();
+    host.settle();
     while let Some(index) = host.next_verification() {
         host.verify_service(index);
     }
