@@ -1,7 +1,7 @@
 //! Everything the loop owns. Inputs go to a service's machine, and what it asks for is carried out, in its order.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, BTreeSet as Set, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -54,7 +54,7 @@ pub(super) enum Written {
     /// The high-water mark that an operator has set.
     MarkReset { index: Index, answer: Answer<types::ServiceStatus>, result: Result<(), WriteError> },
     /// A fence by hand, or its end.
-    Hold { index: Index, result: Result<(), WriteError> },
+    Hold { index: Index, write: u64, result: Result<(), WriteError> },
     /// Nobody waits for it.
     Quiet,
 }
@@ -80,7 +80,7 @@ pub(super) struct Host {
     /// When which machine wants to be looked at.
     pub(super) calendar: BTreeSet<(BootInstant, Index)>,
     /// Services that changed since they were last shown.
-    pub(super) changed: Set<Index>,
+    pub(super) changed: BTreeSet<Index>,
     /// Services whose fence is to be verified, in the order in which that was asked for.
     pub(super) to_verify: VecDeque<Index>,
     /// What was attached when it was last looked at.
@@ -195,14 +195,10 @@ impl Host {
                 None
             }
             Action::PersistHold { held } => {
-                let hold = if held { service.hold.clone() } else { None };
                 if !held {
                     service.hold = None;
                 }
-                let written = self.writer.submit(Change::Hold { service: service.settings.name.clone(), hold });
-                self.writes.push(Box::pin(async move {
-                    Written::Hold { index, result: written.await.unwrap_or(Err(WriteError::Ended)) }
-                }));
+                self.write_hold(index);
                 None
             }
             Action::SelfTest { epoch, expect } => {
@@ -228,7 +224,9 @@ impl Host {
             Written::Grant { index, reservation, answer, result } => self.granted(index, &reservation, answer, result),
             Written::Mark { index, epoch, result } => {
                 let result = result.map_err(|error| error.to_string());
-                self.note_durability(index, result.as_ref().err());
+                if let Some(service) = self.service_mut(index) {
+                    service.mark_not_durable = result.as_ref().err().cloned();
+                }
                 self.input(index, Input::Done { epoch, outcome: Outcome::MarkPersisted(result) });
             }
             Written::MarkReset { index, answer, result } => {
@@ -236,17 +234,36 @@ impl Host {
                 let status = result.and_then(|()| self.status(index).ok_or(Refusal::Stopping));
                 _ = answer.send(status);
             }
-            Written::Hold { index, result } => {
-                let result = result.map_err(|error| error.to_string());
-                self.note_durability(index, result.as_ref().err());
+            Written::Hold { index, write, result } => {
+                if let Some(service) = self.service_mut(index).filter(|service| service.hold_write == write) {
+                    service.hold_under_way = false;
+                    service.hold_not_durable = result.err().map(|error| error.to_string());
+                    self.changed.insert(index);
+                }
             }
         }
     }
 
-    fn note_durability(&mut self, index: Index, error: Option<&String>) {
-        if let Some(service) = self.service_mut(index) {
-            service.not_durable = error.map(|error| format!("its state is not durable: {error}"));
-            self.changed.insert(index);
+    /// Makes it durable whether a service is fenced by hand.
+    fn write_hold(&mut self, index: Index) {
+        let Some(service) = self.services.get_mut(index).and_then(Option::as_mut) else { return };
+        service.hold_write += 1;
+        service.hold_under_way = true;
+        let write = service.hold_write;
+        let change = Change::Hold { service: service.settings.name.clone(), hold: service.hold.clone() };
+        let written = self.writer.submit(change);
+        self.writes.push(Box::pin(async move {
+            Written::Hold { index, write, result: written.await.unwrap_or(Err(WriteError::Ended)) }
+        }));
+    }
+
+    /// Writes again every hold, or removal of one, that the disk has not got.
+    pub(super) fn write_holds_again(&mut self) {
+        for index in 0..self.services.len() {
+            let behind = |service: &Service| service.hold_not_durable.is_some() && !service.hold_under_way;
+            if self.service(index).is_some_and(behind) {
+                self.write_hold(index);
+            }
         }
     }
 

@@ -45,7 +45,7 @@ use crate::{
 const VERIFY_EVERY: Duration = Duration::from_secs(2);
 /// How often listeners that no selector covers are looked for.
 const LISTENERS_EVERY: Duration = Duration::from_secs(10);
-/// How often the clock's slew rate is read while nothing is renewed.
+/// How often the clock's slew rate is read while nothing is renewed, and what could not be written is written again.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
 /// Why the agent does not run. Every gate stays as it was: closed, or open until its deadline.
@@ -184,7 +184,10 @@ impl Host {
                 self.look_at_queues();
             }
             Event::Listeners => self.look_for_listeners(),
-            Event::Clock => self.check_clock(),
+            Event::Clock => {
+                self.check_clock();
+                self.write_holds_again();
+            }
             Event::Reload => {
                 let outcome = self.reload();
                 if let Err(refusal) = outcome {

@@ -181,7 +181,10 @@ impl Host {
             wake: None,
             verify: VecDeque::new(),
             meddled: None,
-            not_durable: None,
+            mark_not_durable: None,
+            hold_not_durable: None,
+            hold_write: 0,
+            hold_under_way: false,
         }));
         self.carry_out(index, actions);
         if let Some(why) = self.clock_unfit.clone() {
