@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::broadcast;
 
 use super::{
-    Writes,
+    RuntimeError, Writes,
     board::{Board, SharedDataPath, lock},
     service::{self, Service},
 };
@@ -21,6 +21,7 @@ use crate::{
     },
     clock::{boot_now, slew_ppm, wall_ms},
     config::{
+        Loaded,
         model::{Attach, Config},
         rules::RuleTable,
     },
@@ -40,7 +41,7 @@ use crate::{
 /// Index of a service in [`Host::services`]; it stays the same while the agent runs.
 pub(super) type Index = usize;
 
-/// A durable write that has ended.
+/// What the loop did not wait for, and has ended: durable writes above all.
 pub(super) enum Written {
     /// The token of an acquisition.
     Grant {
@@ -55,6 +56,8 @@ pub(super) enum Written {
     MarkReset { index: Index, answer: Answer<types::ServiceStatus>, result: Result<(), WriteError> },
     /// A fence by hand, or its end.
     Hold { index: Index, write: u64, result: Result<(), WriteError> },
+    /// No write at all: the configuration file was read. Without an `answer` a signal had asked for that.
+    Loaded { loaded: Result<Loaded, RuntimeError>, answer: Option<Answer<types::Reloaded>> },
     /// Nobody waits for it.
     Quiet,
 }
@@ -72,6 +75,8 @@ pub(super) struct Host {
     pub(super) leases: LocalLeases,
     pub(super) writer: Writer,
     pub(super) writes: Writes,
+    /// The configuration file is being read.
+    pub(super) reloading: bool,
     pub(super) board: Arc<Board>,
     pub(super) events: broadcast::Sender<Arc<types::Event>>,
     pub(super) sequence: u64,
@@ -217,10 +222,11 @@ impl Host {
         }
     }
 
-    /// A durable write has ended.
+    /// What the loop did not wait for has ended.
     pub(super) fn written(&mut self, written: Written) {
         match written {
             Written::Quiet => {}
+            Written::Loaded { loaded, answer } => self.loaded(loaded, answer),
             Written::Grant { index, reservation, answer, result } => self.granted(index, &reservation, answer, result),
             Written::Mark { index, epoch, result } => {
                 let result = result.map_err(|error| error.to_string());

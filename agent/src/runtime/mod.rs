@@ -98,7 +98,7 @@ pub async fn run(path: PathBuf) -> Result<(), RuntimeError> {
 /// What wakes the loop.
 enum Event {
     Command(crate::api::command::Command),
-    /// A durable write has ended.
+    /// A durable write, or the reading of the configuration, has ended.
     Written(host::Written),
     /// A machine or a lease wants to be looked at.
     Due,
@@ -188,12 +188,7 @@ impl Host {
                 self.check_clock();
                 self.write_holds_again();
             }
-            Event::Reload => {
-                let outcome = self.reload();
-                if let Err(refusal) = outcome {
-                    tracing::error!(%refusal, "the configuration was not applied; the old one stays in force");
-                }
-            }
+            Event::Reload => self.reload(None),
             Event::Stop => self.input_all(&Input::Shutdown),
         }
         // Verifications are long beside everything else: neither a fence nor what attaches for one waits behind them.
@@ -241,5 +236,5 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-/// Durable writes under way.
+/// Durable writes under way, and the reading of the configuration.
 type Writes = FuturesUnordered<futures_util::future::BoxFuture<'static, host::Written>>;

@@ -101,6 +101,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         leases,
         writer,
         writes: Writes::new(),
+        reloading: false,
         board,
         events,
         sequence: 0,
