@@ -232,6 +232,8 @@ impl DataPath {
     /// Looks at what the kernel really has attached, mends it, and tells both. Never detaches before it has attached.
     pub fn verify(&mut self) -> Result<Coverage, DataPathError> {
         self.refresh()?;
+        // The backstop first: it cuts this host's sockets while the interfaces follow one by one.
+        let (cgroup, cgroup_mended) = self.cover_cgroup();
         let (mut interfaces, mut mended_now, mut degraded) = (Vec::new(), Vec::new(), Vec::new());
         for interface in self.interfaces.known().to_vec() {
             let [(ingress, at_ingress), (egress, at_egress)] = self.cover(&interface);
@@ -273,8 +275,7 @@ impl DataPath {
                 .extend(paths.into_iter().map(|path| format!("the pin {} was deleted and is back", path.display()))),
             Err(error) => degraded.push(chain(&error)),
         }
-        let (cgroup, mended) = self.cover_cgroup();
-        mended_now.extend(mended);
+        mended_now.extend(cgroup_mended);
         for (hook, state) in [("ingress", &cgroup.ingress), ("egress", &cgroup.egress), ("sockets", &cgroup.sockets)] {
             if let HookState::Missing { reason } = state {
                 degraded.push(format!("cgroup root, {hook}: {reason}"));

@@ -36,7 +36,7 @@ impl Host {
             Command::Release { service, token, by, answer } => _ = answer.send(self.release(&service, token, &by)),
             Command::Reload { by, answer } => {
                 self.tell(EventKind::Command, None, format!("reload asked for by {by}"));
-                _ = answer.send(self.reload());
+                self.reload(Some(answer));
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Everything the loop owns. Inputs go to a service's machine, and what it asks for is carried out, in its order.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, BTreeSet as Set, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::broadcast;
 
 use super::{
-    Writes,
+    RuntimeError, Writes,
     board::{Board, SharedDataPath, lock},
     service::{self, Service},
 };
@@ -21,6 +21,7 @@ use crate::{
     },
     clock::{boot_now, slew_ppm, wall_ms},
     config::{
+        Loaded,
         model::{Attach, Config},
         rules::RuleTable,
     },
@@ -40,7 +41,7 @@ use crate::{
 /// Index of a service in [`Host::services`]; it stays the same while the agent runs.
 pub(super) type Index = usize;
 
-/// A durable write that has ended.
+/// What the loop did not wait for, and has ended: durable writes above all.
 pub(super) enum Written {
     /// The token of an acquisition.
     Grant {
@@ -54,7 +55,9 @@ pub(super) enum Written {
     /// The high-water mark that an operator has set.
     MarkReset { index: Index, answer: Answer<types::ServiceStatus>, result: Result<(), WriteError> },
     /// A fence by hand, or its end.
-    Hold { index: Index, result: Result<(), WriteError> },
+    Hold { index: Index, write: u64, result: Result<(), WriteError> },
+    /// No write at all: the configuration file was read. Without an `answer` a signal had asked for that.
+    Loaded { loaded: Result<Loaded, RuntimeError>, answer: Option<Answer<types::Reloaded>> },
     /// Nobody waits for it.
     Quiet,
 }
@@ -72,6 +75,8 @@ pub(super) struct Host {
     pub(super) leases: LocalLeases,
     pub(super) writer: Writer,
     pub(super) writes: Writes,
+    /// The configuration file is being read.
+    pub(super) reloading: bool,
     pub(super) board: Arc<Board>,
     pub(super) events: broadcast::Sender<Arc<types::Event>>,
     pub(super) sequence: u64,
@@ -80,7 +85,7 @@ pub(super) struct Host {
     /// When which machine wants to be looked at.
     pub(super) calendar: BTreeSet<(BootInstant, Index)>,
     /// Services that changed since they were last shown.
-    pub(super) changed: Set<Index>,
+    pub(super) changed: BTreeSet<Index>,
     /// Services whose fence is to be verified, in the order in which that was asked for.
     pub(super) to_verify: VecDeque<Index>,
     /// What was attached when it was last looked at.
@@ -195,14 +200,10 @@ impl Host {
                 None
             }
             Action::PersistHold { held } => {
-                let hold = if held { service.hold.clone() } else { None };
                 if !held {
                     service.hold = None;
                 }
-                let written = self.writer.submit(Change::Hold { service: service.settings.name.clone(), hold });
-                self.writes.push(Box::pin(async move {
-                    Written::Hold { index, result: written.await.unwrap_or(Err(WriteError::Ended)) }
-                }));
+                self.write_hold(index);
                 None
             }
             Action::SelfTest { epoch, expect } => {
@@ -221,14 +222,17 @@ impl Host {
         }
     }
 
-    /// A durable write has ended.
+    /// What the loop did not wait for has ended.
     pub(super) fn written(&mut self, written: Written) {
         match written {
             Written::Quiet => {}
+            Written::Loaded { loaded, answer } => self.loaded(loaded, answer),
             Written::Grant { index, reservation, answer, result } => self.granted(index, &reservation, answer, result),
             Written::Mark { index, epoch, result } => {
                 let result = result.map_err(|error| error.to_string());
-                self.note_durability(index, result.as_ref().err());
+                if let Some(service) = self.service_mut(index) {
+                    service.mark_not_durable = result.as_ref().err().cloned();
+                }
                 self.input(index, Input::Done { epoch, outcome: Outcome::MarkPersisted(result) });
             }
             Written::MarkReset { index, answer, result } => {
@@ -236,17 +240,36 @@ impl Host {
                 let status = result.and_then(|()| self.status(index).ok_or(Refusal::Stopping));
                 _ = answer.send(status);
             }
-            Written::Hold { index, result } => {
-                let result = result.map_err(|error| error.to_string());
-                self.note_durability(index, result.as_ref().err());
+            Written::Hold { index, write, result } => {
+                if let Some(service) = self.service_mut(index).filter(|service| service.hold_write == write) {
+                    service.hold_under_way = false;
+                    service.hold_not_durable = result.err().map(|error| error.to_string());
+                    self.changed.insert(index);
+                }
             }
         }
     }
 
-    fn note_durability(&mut self, index: Index, error: Option<&String>) {
-        if let Some(service) = self.service_mut(index) {
-            service.not_durable = error.map(|error| format!("its state is not durable: {error}"));
-            self.changed.insert(index);
+    /// Makes it durable whether a service is fenced by hand.
+    fn write_hold(&mut self, index: Index) {
+        let Some(service) = self.services.get_mut(index).and_then(Option::as_mut) else { return };
+        service.hold_write += 1;
+        service.hold_under_way = true;
+        let write = service.hold_write;
+        let change = Change::Hold { service: service.settings.name.clone(), hold: service.hold.clone() };
+        let written = self.writer.submit(change);
+        self.writes.push(Box::pin(async move {
+            Written::Hold { index, write, result: written.await.unwrap_or(Err(WriteError::Ended)) }
+        }));
+    }
+
+    /// Writes again every hold, or removal of one, that the disk has not got.
+    pub(super) fn write_holds_again(&mut self) {
+        for index in 0..self.services.len() {
+            let behind = |service: &Service| service.hold_not_durable.is_some() && !service.hold_under_way;
+            if self.service(index).is_some_and(behind) {
+                self.write_hold(index);
+            }
         }
     }
 

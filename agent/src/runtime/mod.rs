@@ -45,7 +45,7 @@ use crate::{
 const VERIFY_EVERY: Duration = Duration::from_secs(2);
 /// How often listeners that no selector covers are looked for.
 const LISTENERS_EVERY: Duration = Duration::from_secs(10);
-/// How often the clock's slew rate is read while nothing is renewed.
+/// How often the clock's slew rate is read while nothing is renewed, and what could not be written is written again.
 const CLOCK_EVERY: Duration = Duration::from_secs(1);
 
 /// Why the agent does not run. Every gate stays as it was: closed, or open until its deadline.
@@ -98,7 +98,7 @@ pub async fn run(path: PathBuf) -> Result<(), RuntimeError> {
 /// What wakes the loop.
 enum Event {
     Command(crate::api::command::Command),
-    /// A durable write has ended.
+    /// A durable write, or the reading of the configuration, has ended.
     Written(host::Written),
     /// A machine or a lease wants to be looked at.
     Due,
@@ -184,19 +184,19 @@ impl Host {
                 self.look_at_queues();
             }
             Event::Listeners => self.look_for_listeners(),
-            Event::Clock => self.check_clock(),
-            Event::Reload => {
-                let outcome = self.reload();
-                if let Err(refusal) = outcome {
-                    tracing::error!(%refusal, "the configuration was not applied; the old one stays in force");
-                }
+            Event::Clock => {
+                self.check_clock();
+                self.write_holds_again();
             }
+            Event::Reload => self.reload(None),
             Event::Stop => self.input_all(&Input::Shutdown),
         }
-        // Verifications are long beside everything else: a fence does not wait behind them.
+        // Verifications are long beside everything else: neither a fence nor what attaches for one waits behind them.
+        self.settle();
         while let Some(index) = self.next_verification() {
             while let Some(fence) = inbox.next_fence() {
                 self.command(fence);
+                self.settle();
             }
             self.verify_service(index);
         }
@@ -236,5 +236,5 @@ fn notify(state: &[sd_notify::NotifyState<'_>]) {
     }
 }
 
-/// Durable writes under way.
+/// Durable writes under way, and the reading of the configuration.
 type Writes = FuturesUnordered<futures_util::future::BoxFuture<'static, host::Written>>;

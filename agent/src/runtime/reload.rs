@@ -1,31 +1,61 @@
 //! A changed configuration, applied without opening or closing a gate that the change does not concern.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, io, thread};
+
+use tokio::sync::oneshot;
 
 use super::{
     RuntimeError,
     board::lock,
-    host::{Host, Index},
+    host::{Host, Index, Written},
     queues::refuse_short_margins,
     service::machine_settings,
     start::{assign, compile},
 };
 use crate::{
     api::{
-        command::Refusal,
+        command::{Answer, Refusal},
         types::{EventKind, Reloaded},
     },
     config::{
-        Config,
+        Config, Loaded,
         model::{Agent, Service},
     },
+    core::machine::Input,
 };
 
 impl Host {
-    /// Reads the file again. On any error the old configuration stays in force, whole.
-    pub(super) fn reload(&mut self) -> Result<Reloaded, Refusal> {
+    /// Reads the file again, on a thread of its own: the disk may hang, and a fence must not wait for it. An `answer` that
+    /// is none belongs to a signal.
+    pub(super) fn reload(&mut self, answer: Option<Answer<Reloaded>>) {
         super::notify_reloading();
-        let outcome = self.apply_file().map_err(|error| Refusal::Configuration { detail: error.to_string() });
+        if self.reloading {
+            // The one under way tells systemd when it has ended.
+            return reply(answer, Err(Refusal::Busy));
+        }
+        self.reloading = true;
+        let (read, outcome) = oneshot::channel();
+        let path = self.path.clone();
+        // Nobody waits for the thread, so that an agent that is stopped does not either.
+        let thread = thread::Builder::new().name("reload".into()).spawn(move || {
+            _ = read.send(Config::load(&path));
+        });
+        let missing = thread.err();
+        self.writes.push(Box::pin(async move {
+            let ended = |_| {
+                let source = missing.unwrap_or_else(|| io::Error::other("the thread that reads it has ended"));
+                Err(RuntimeError::System { operation: "read the configuration", source })
+            };
+            let loaded = outcome.await.map_or_else(ended, |loaded| loaded.map_err(RuntimeError::from));
+            Written::Loaded { loaded, answer }
+        }));
+    }
+
+    /// The file was read, or cannot be. On an error before the kernel is told the old configuration stays in force, whole.
+    pub(super) fn loaded(&mut self, loaded: Result<Loaded, RuntimeError>, answer: Option<Answer<Reloaded>>) {
+        self.reloading = false;
+        let applied = loaded.and_then(|loaded| self.apply(loaded));
+        let outcome = applied.map_err(|error| Refusal::Configuration { detail: error.to_string() });
         super::notify_ready();
         match &outcome {
             Ok(reloaded) => {
@@ -34,11 +64,10 @@ impl Host {
             }
             Err(refusal) => self.tell(EventKind::Reload, None, refusal.to_string()),
         }
-        outcome
+        reply(answer, outcome);
     }
 
-    fn apply_file(&mut self) -> Result<Reloaded, RuntimeError> {
-        let loaded = Config::load(&self.path)?;
+    fn apply(&mut self, loaded: Loaded) -> Result<Reloaded, RuntimeError> {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
@@ -65,12 +94,19 @@ impl Host {
             (slots.clone(), compile(&self.path, &new.services, &slots, &agent)?)
         };
         let kept = |name: &str| new.services.iter().any(|service| service.name == name);
-        for (name, (index, _)) in old.iter().filter(|(name, _)| !kept(name)) {
-            self.retire(name, *index);
+        let removed: Vec<(&String, Index)> =
+            old.iter().filter(|(name, _)| !kept(name)).map(|(name, (index, _))| (name, *index)).collect();
+        for (_, index) in &removed {
+            let reason = "the service has left the configuration".to_owned();
+            self.input(*index, Input::Fence { token: None, reason, hold: false });
+        }
+        // From here on the kernel may hold a part of the new rules; a second reload mends what an error left. Until the
+        // rules are gone the removed services keep the machines that answer for them.
+        lock(&self.datapath).apply_rules(&rules)?;
+        for (name, index) in removed {
+            self.retire(name, index);
             reloaded.removed.push(name.clone());
         }
-        // From here on the kernel may hold a part of the new rules; a second reload mends what an error left.
-        lock(&self.datapath).apply_rules(&rules)?;
         self.rules = rules;
         self.config = Config { agent, services: new.services.clone() };
         for (settings, slot) in new.services.into_iter().zip(slots) {
@@ -96,19 +132,26 @@ impl Host {
         Ok(reloaded)
     }
 
-    /// A service that has left the configuration: its gate is closed, and then nothing is judged by it any more.
+    /// A service that has left the configuration: its gate is closed, and nothing is judged by it any more.
     fn retire(&mut self, name: &str, index: Index) {
         tracing::warn!(service = name, "the service has left the configuration: its traffic is no longer judged");
         self.by_name.remove(name);
         self.board.hide(name);
-        if let Some(mut service) = self.services.get_mut(index).and_then(Option::take) {
-            service.gate.close();
+        if let Some(service) = self.services.get_mut(index).and_then(Option::take) {
             self.holds.extend(service.hold.map(|hold| (name.to_owned(), hold)));
             if let Some(wake) = service.wake {
                 self.calendar.remove(&(wake, index));
             }
         }
     }
+}
+
+fn reply(answer: Option<Answer<Reloaded>>, outcome: Result<Reloaded, Refusal>) {
+    if let Err(refusal) = &outcome {
+        tracing::error!(%refusal, "the configuration was not applied; the old one stays in force");
+    }
+    // Whoever hung up does not want to know.
+    answer.map(|answer| answer.send(outcome));
 }
 
 /// The settings of [agent] that are read at the start alone and differ.

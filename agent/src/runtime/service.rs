@@ -31,8 +31,14 @@ pub(super) struct Service {
     pub(super) verify: VecDeque<machine::Epoch>,
     /// That somebody else wrote the gate; shown until the agent ends or `portcullis unfence`.
     pub(super) meddled: Option<String>,
-    /// Why the durable state of this service is behind, if so.
-    pub(super) not_durable: Option<String>,
+    /// Why its high-water mark on disk is behind, if so.
+    pub(super) mark_not_durable: Option<String>,
+    /// Why the disk does not say whether it is fenced by hand, if so; written again until it does.
+    pub(super) hold_not_durable: Option<String>,
+    /// Number of the last write of the hold: its outcome alone counts.
+    pub(super) hold_write: u64,
+    /// That write has not ended.
+    pub(super) hold_under_way: bool,
 }
 
 /// What the configuration says to the machine of `service`.
@@ -98,7 +104,9 @@ impl Service {
                 .to_owned(),
             Alarm::ClockUnfit { why } => format!("nothing opens until the boot clock can be trusted: {why}"),
         });
-        alarm.into_iter().chain(self.meddled.clone()).chain(self.not_durable.clone()).collect()
+        let behind = [&self.mark_not_durable, &self.hold_not_durable].into_iter().flatten();
+        let behind = behind.map(|error| format!("its state is not durable: {error}"));
+        alarm.into_iter().chain(self.meddled.clone()).chain(behind).collect()
     }
 }
 

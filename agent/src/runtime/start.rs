@@ -101,6 +101,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
         leases,
         writer,
         writes: Writes::new(),
+        reloading: false,
         board,
         events,
         sequence: 0,
@@ -125,6 +126,7 @@ pub(super) fn start(path: PathBuf) -> Result<Started, RuntimeError> {
     }
     host.check_clock();
     host.look_at_queues();
+    host.settle();
     while let Some(index) = host.next_verification() {
         host.verify_service(index);
     }
@@ -180,7 +182,10 @@ impl Host {
             wake: None,
             verify: VecDeque::new(),
             meddled: None,
-            not_durable: None,
+            mark_not_durable: None,
+            hold_not_durable: None,
+            hold_write: 0,
+            hold_under_way: false,
         }));
         self.carry_out(index, actions);
         if let Some(why) = self.clock_unfit.clone() {

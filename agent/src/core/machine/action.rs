@@ -14,7 +14,8 @@ pub enum Action {
     Bar { below: u64 },
     /// Make the high-water mark durable, in the order asked for.
     PersistMark { epoch: Epoch, token: u64 },
-    /// Make it durable whether a manual hold is in force. The command is answered afterwards; a failure is its answer.
+    /// Make it durable whether a manual hold is in force, and try again until it is. The command does not wait for that:
+    /// it is answered when the gate is closed. The status says so while it is not durable.
     PersistHold { held: bool },
     /// Send synthetic packets through the attached programs.
     SelfTest { epoch: Epoch, expect: Expect },
