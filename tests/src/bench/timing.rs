@@ -58,15 +58,26 @@ pub fn segment(destination: [u8; 4]) -> Vec<u8> {
     // Locally administered addresses, IPv4.
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
     frame.extend(LENGTH.to_be_bytes());
-    // Identification, "don't fragment", time to live, TCP, no checksum, source.
+    // Identification, "don't fragment", time to live, TCP, room for the checksum, source.
     frame.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 192, 0, 2, 1]);
     frame.extend(destination);
+    // Without it the stack drops the packet before any hook of netfilter sees it.
+    let checksum = internet_checksum(&frame[14..34]);
+    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
     frame.extend(40_000u16.to_be_bytes());
     frame.extend(PORT.to_be_bytes());
     // Sequence and acknowledgement numbers, data offset, flags (PSH, ACK), window, checksum, urgent pointer.
     frame.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 1, 0, 0, 0, 0, 0]);
     frame.resize(14 + usize::from(LENGTH), 0xaa);
     frame
+}
+
+/// RFC 1071, over a whole number of 16-bit words.
+fn internet_checksum(header: &[u8]) -> u16 {
+    let words = header.chunks_exact(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]));
+    let sum: u32 = words.sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    !u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap_or(u16::MAX)
 }
 
 /// A `struct xdp_md`: `length` bytes that came in by `interface`.
