@@ -45,7 +45,7 @@ pub struct Score {
     events: u64,
 }
 
-/// A service `web` whose lease can be held, and one called `away` whose lease is kept elsewhere.
+/// A service `web` whose lease can be held, and one called `away` whose lease somebody else holds.
 pub const SERVICES: [&str; 2] = ["away", "web"];
 
 pub struct Fake {
@@ -283,7 +283,8 @@ fn named(service: &str, named: Option<u64>, current: Option<u64>) -> Result<(), 
 
 fn acquire(score: &mut Score, service: &str, holder: &str, ttl: Duration) -> Result<Proof, Refusal> {
     if service == "away" {
-        return Err(Refusal::NotLocal { service: service.to_owned() });
+        let (service, holder) = (service.to_owned(), "somebody else".to_owned());
+        return Err(Refusal::Held { service, holder, expires_in: Duration::from_secs(5) });
     }
     let service = service.to_owned();
     match score.leases.acquire(&service, holder, ttl, boot_now(), wall_ms()) {
