@@ -40,17 +40,31 @@ pub fn boot_id() -> io::Result<String> {
 
 /// How far a time daemon makes the boot clock run too fast or too slow right now, in parts per million, rounded up.
 pub fn slew_ppm() -> io::Result<u64> {
-    /// Microseconds per tick of an undisturbed clock; each one more or less is 100 ppm.
-    const NOMINAL_TICK: i64 = 10_000;
     // SAFETY: `timex` consists of integers, for which all zero is a valid value; no mode set asks to change nothing.
     let mut timex: libc::timex = unsafe { std::mem::zeroed() };
     // SAFETY: `timex` is writable.
     if unsafe { libc::adjtimex(&raw mut timex) } < 0 {
         return Err(io::Error::last_os_error());
     }
+    Ok(slew_of(&timex))
+}
+
+/// The rate of the clock and the slewing of a phase offset, as if both went the same way: the offset's part shrinks, and
+/// must not hide the rest until it has. Not in it: the old adjtime(), which slews by 500 ppm at most.
+fn slew_of(timex: &libc::timex) -> u64 {
+    /// Microseconds per tick of an undisturbed clock; each one more or less is 100 ppm.
+    const NOMINAL_TICK: i64 = 10_000;
+    /// The kernel's SHIFT_PLL.
+    const SHIFT_PLL: i64 = 2;
+    const PPS: i32 = libc::STA_PPSTIME | libc::STA_PPSSIGNAL;
     // `freq` has 16 bits of fraction.
-    let scaled = (timex.tick - NOMINAL_TICK) * 100 * 65536 + timex.freq;
-    Ok(scaled.unsigned_abs().div_ceil(65536))
+    let rate = (timex.tick - NOMINAL_TICK) * 100 * 65536 + timex.freq;
+    let offset_ns = if timex.status & libc::STA_NANO == 0 { timex.offset * 1000 } else { timex.offset };
+    // At each second the kernel spreads `offset / 2^(SHIFT_PLL + constant)` over the next one, or with a pulse per second all
+    // of it. The constant is 0 to 10, and the offset at most half a second.
+    let shift = if timex.status & PPS == PPS { 0 } else { SHIFT_PLL + timex.constant.clamp(0, 10) };
+    let phase = (offset_ns.unsigned_abs() * 65536 / 1000) >> shift;
+    (rate.unsigned_abs() + phase).div_ceil(65536)
 }
 
 /// Waits on the boot clock. Tokio's own timers stop while the machine is suspended, and a lease does not.
@@ -109,7 +123,26 @@ mod tests {
 
     #[test]
     fn the_slew_rate_is_one_that_the_kernel_allows() {
-        assert!(slew_ppm().expect("readable") <= 100_500);
+        // A tick 10 % off, a frequency of 500 ppm, and half a second at once.
+        assert!(slew_ppm().expect("readable") <= 600_500);
+    }
+
+    #[test]
+    fn a_phase_that_is_slewed_is_seen_beside_the_rate() {
+        let slew = |tick, freq_ppm: i64, offset, constant, status| {
+            // SAFETY: `timex` consists of integers, for which all zero is a valid value.
+            let mut timex: libc::timex = unsafe { std::mem::zeroed() };
+            (timex.tick, timex.freq, timex.offset) = (tick, freq_ppm * 65536, offset);
+            (timex.constant, timex.status) = (constant, status);
+            slew_of(&timex)
+        };
+        assert_eq!(slew(10_000, 0, 0, 2, 0), 0);
+        assert_eq!(slew(9_990, -500, 0, 2, 0), 1_500);
+        assert_eq!(slew(10_000, 0, 500_000, 0, 0), 125_000);
+        assert_eq!(slew(10_000, 0, -500_000_000, 2, libc::STA_NANO), 31_250);
+        assert_eq!(slew(10_000, 100, -16_000, 2, libc::STA_NANO), 101);
+        let pulse = libc::STA_PPSTIME | libc::STA_PPSSIGNAL;
+        assert_eq!(slew(10_000, 0, 1_000, 10, pulse), 1_000);
     }
 
     #[test]

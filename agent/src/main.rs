@@ -33,6 +33,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Agent(args) => {
             logging::init(args.log.as_deref())?;
+            outlive_file_size_limits();
             event_loop()?.block_on(runtime::run(args.config))?;
             Ok(ExitCode::from(cli::EXIT_OK))
         }
@@ -40,6 +41,13 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Uninstall(args) => Ok(cli::uninstall(&args)?.into()),
         Command::Client(command) => Ok(event_loop()?.block_on(cli::execute(command, cli.socket))?),
     }
+}
+
+/// A file that may not grow any more is an error of the write, and not the end of the agent.
+fn outlive_file_size_limits() {
+    // SAFETY: no handler is set, the signal is ignored; there is no other thread yet.
+    let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    debug_assert_ne!(before, libc::SIG_ERR);
 }
 
 /// On one thread: the command of `run` dies with the thread that started it, which must be the main one.

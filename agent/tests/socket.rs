@@ -232,4 +232,5 @@ async fn metrics_are_in_prometheus_form() {
     assert!(text.contains("\nportcullis_dropped_packets_total{service=\"web\"} 7\n"), "{text}");
     assert!(text.contains("# TYPE portcullis_dropped_packets_total counter\n"), "{text}");
     assert!(text.contains("\nportcullis_healthy 0\n"), "{text}");
+    assert!(text.contains("\nportcullis_kernel_events_total{event=\"exempt_passed\"} 5\n"), "{text}");
 }

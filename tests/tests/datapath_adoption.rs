@@ -11,11 +11,11 @@ use aya::{
 };
 use datapath_lab::{lab, run};
 use portcullis::{
+    clock::boot_now,
     config::model::{Attach, Tc, Xdp},
     datapath::{
         DataPathError,
         coverage::{HookState, XdpState},
-        gates::boot_now,
         uninstall_and_open_gates,
     },
 };

@@ -17,11 +17,12 @@ use aya::{
 };
 use datapath_lab::{Lab, agent, lab, run};
 use portcullis::{
+    clock::boot_now,
     config::{
         model::{Lease, Neighbours, Scope, Service, StoreLost},
         rules::RuleTable,
     },
-    datapath::{DataPath, OBJECT, Options, gates::boot_now},
+    datapath::{DataPath, OBJECT, Options},
 };
 
 const FOLDER: &str = "PORTCULLIS_TEST_FOLDER";

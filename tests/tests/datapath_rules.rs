@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use datapath_lab::{lab, run};
 use portcullis::{
+    clock::boot_now,
     config::{
         model::{Lease, Neighbours, Ports, Prefix, Protocol, Scope, Service, StoreLost},
         rules::RuleTable,
     },
     datapath::{
         DataPath,
-        gates::{AssignError, Slot, boot_now},
+        gates::{AssignError, Slot},
         self_test::{Judgement, Probe, SelfTestError},
     },
 };

@@ -23,7 +23,7 @@ use frames::{
     ARP, DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMP, ICMPV6, IPV4, IPV6, Mac, Piece, QINQ, ROUTING, SCTP, TCP,
     UDP, VLAN,
 };
-use portcullis::datapath::{OBJECT, gates::boot_now};
+use portcullis::{clock::boot_now, datapath::OBJECT};
 use portcullis_common::layout::{
     ANY_PROTOCOL, Address, Gate, LAYOUT_VERSION, Rule, RuleSet, Settings, maps, programs, roles,
 };

@@ -150,6 +150,28 @@ fn a_service_that_comes_back_opens_by_a_new_proof_alone() {
     web(&agent, |service| service["state"] == "serving");
 }
 
+#[test]
+fn a_configuration_that_cannot_be_read_holds_up_no_fence() {
+    let (_world, node) = world("reload-hangs");
+    let agent = node.agent(WEB);
+    web(&agent, is_confirmed);
+    let entries =
+        std::fs::read_dir(node.folder()).expect("the node's folder").map(|entry| entry.expect("listed").path());
+    let file =
+        entries.filter(|path| path.extension().is_some_and(|end| end == "toml")).last().expect("a configuration");
+    std::fs::remove_file(&file).expect("removed");
+    // Nobody ever writes to it: whoever opens it waits.
+    let made = std::process::Command::new("mkfifo").arg(&file).status().expect("mkfifo");
+    assert!(made.success(), "{made:?}");
+    agent.reload();
+    let busy = || agent.request("POST", "/v1/reload", None).is_ok_and(|answer| answer.status == 503);
+    assert!(clock::wait_until(Duration::from_secs(20), busy), "the reload that waits is not told");
+    let before = node.deadline("web");
+    let fenced = agent.request("POST", "/v1/services/web/fence", Some(&json!({ "reason": "drill" })));
+    assert_eq!(fenced.expect("answered").status, 200);
+    assert!(is_fenced(&node) && node.deadline("web") > before);
+}
+
 #[track_caller]
 fn reload(agent: &Agent, removed: &[&str], added: &[&str]) {
     let reloaded = agent.request("POST", "/v1/reload", None).expect("answered");

@@ -87,8 +87,6 @@ pub enum Refusal {
     Held { service: String, holder: String, expires_in: Duration },
     #[error("the lease of {service} with token {token} is lost")]
     Lost { service: String, token: u64 },
-    #[error("the lease of {service} is not kept by this agent")]
-    NotLocal { service: String },
     #[error("a TTL of {} ms leaves {service} no time to serve: it must be above {} ms", ttl.as_millis(), minimum.as_millis())]
     TtlTooShort { service: String, ttl: Duration, minimum: Duration },
     #[error("{service} is not fenced")]

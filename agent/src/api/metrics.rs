@@ -28,6 +28,20 @@ pub fn render(services: &[ServiceStatus], health: &Health, coverage: &Coverage) 
         "Traffic that no gate can cut, by finding.",
         [(NO_LABELS, coverage.warnings.len())],
     );
+    let events = &coverage.kernel_events;
+    let events = [
+        ([("event", "stamp_failed")], events.stamp_failed),
+        ([("event", "unreadable_dropped")], events.unreadable_dropped),
+        ([("event", "no_gate")], events.no_gate),
+        ([("event", "exempt_passed")], events.exempt_passed),
+    ];
+    family(
+        &mut text,
+        "portcullis_kernel_events_total",
+        "counter",
+        "What the kernel programs saw of what should not happen often.",
+        events.iter().map(|(labels, count)| (labels.as_slice(), count)),
+    );
 
     let names: Vec<[(&str, &str); 1]> = services.iter().map(|service| [("service", service.name.as_str())]).collect();
     let mut per_service = |name, kind, help, value: &dyn Fn(&ServiceStatus) -> Option<String>| {

@@ -139,9 +139,6 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         Refusal::Lost { .. } => {
             (StatusCode::CONFLICT, "lost", "stop acting as the holder; acquire again for a new token")
         }
-        Refusal::NotLocal { .. } => {
-            (StatusCode::CONFLICT, "not_local", "acquire it where the service's `lease` says that it is kept")
-        }
         Refusal::TtlTooShort { .. } => {
             (StatusCode::BAD_REQUEST, "ttl_too_short", "ask for a longer TTL or configure a smaller margin")
         }

@@ -172,6 +172,20 @@ pub struct Coverage {
     pub warnings: Vec<CoverageWarning>,
     /// How often a missing or displaced program was put back.
     pub gaps_mended: u64,
+    pub kernel_events: KernelEvents,
+}
+
+/// What the kernel programs counted of what should not happen often, since the boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelEvents {
+    /// Sockets that stay cut since there was no memory for their stamp (`net.core.optmem_max`).
+    pub stamp_failed: u64,
+    /// Packets that could not be read and were dropped because a gate was closed.
+    pub unreadable_dropped: u64,
+    /// Packets dropped because a rule named a gate that does not exist.
+    pub no_gate: u64,
+    /// Packets that passed a closed gate by an exemption.
+    pub exempt_passed: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

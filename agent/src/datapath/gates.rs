@@ -18,12 +18,11 @@ use portcullis_common::layout::{FENCE_NUMBERS, Gate as GateLayout, GateName, MAX
 use rustix::{
     fd::AsFd,
     mm::{MapFlags, ProtFlags},
-    time::{ClockId, clock_gettime},
 };
 use thiserror::Error;
 
 use super::error::DataPathError;
-use crate::{core::time::BootInstant, crash};
+use crate::{clock::boot_now, core::time::BootInstant, crash};
 
 #[cfg(test)]
 mod tests;
@@ -93,14 +92,6 @@ impl GateView {
     pub const fn is_fenced(&self) -> bool {
         self.deadline < FENCE_NUMBERS
     }
-}
-
-/// The boot clock, the one the kernel programs read.
-pub fn boot_now() -> BootInstant {
-    let time = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    BootInstant::from_nanos(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
 /// [`GateLayout`] with words that two processes may use at once.
@@ -358,13 +349,19 @@ impl Gate {
         if before < FENCE_NUMBERS {
             return Err(NotOurs::NotOpen { fence: before });
         }
+        // A process stopped since its caller looked at the clock would reopen a gate that had fallen. One that is stopped
+        // between this look and the exchange sees it at the second look, and one that is killed there never does.
+        self.close_if_fallen(before)?;
         self.exchange(deadline)?;
-        // A process stopped between its caller's look at the clock and the exchange would reopen a gate that had fallen.
-        if boot_now().as_nanos() >= before {
-            self.close();
-            return Err(NotOurs::Lapsed { deadline: BootInstant::from_nanos(before) });
+        self.close_if_fallen(before)
+    }
+
+    fn close_if_fallen(&mut self, deadline: u64) -> Result<(), NotOurs> {
+        if boot_now().as_nanos() < deadline {
+            return Ok(());
         }
-        Ok(())
+        self.close();
+        Err(NotOurs::Lapsed { deadline: BootInstant::from_nanos(deadline) })
     }
 
     /// Closes the gate, whatever it holds, and returns the fence number, unique within the boot. Cannot fail.

@@ -1,9 +1,9 @@
 //! What the host lends to one agent: the lock, the BPF file system, the cgroup root.
 
 use std::{
-    fs::{DirBuilder, File, OpenOptions},
+    fs::{DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -24,6 +24,7 @@ pub(super) struct HostLock {
 
 impl HostLock {
     pub(super) fn take(path: &Path) -> Result<Self, DataPathError> {
+        const MODE: u32 = 0o600;
         let failed =
             |operation| move |source: io::Error| DataPathError::Lock { operation, path: path.to_owned(), source };
         if let Some(folder) = path.parent() {
@@ -35,9 +36,11 @@ impl HostLock {
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o644)
+            .mode(MODE)
             .open(path)
             .map_err(failed("open"))?;
+        // Whoever may open it may hold its lock, and keep every agent from starting.
+        file.set_permissions(Permissions::from_mode(MODE)).map_err(failed("change the mode of"))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -125,6 +128,8 @@ mod tests {
         let refused = HostLock::take(&path).unwrap_err().to_string();
         assert!(refused.contains(&format!("pid {}", std::process::id())), "{refused}");
         drop(first);
-        HostLock::take(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let _second = HostLock::take(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 }

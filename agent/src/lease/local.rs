@@ -192,9 +192,16 @@ impl LocalLeases {
         Some((&lease.holder, lease.token))
     }
 
-    /// The high-water token of `service`: no smaller one was or will be granted. 0: none yet.
+    /// The high-water token of `service`: none smaller was or will be granted, unless it is reset. 0: none yet.
     pub fn mark(&self, service: &str) -> u64 {
         self.marks.get(service).copied().unwrap_or(0)
+    }
+
+    /// Sets the high-water token of `service`, even lower. Whoever holds or awaits its lease loses it: a token of before
+    /// would be above those of after.
+    pub fn reset_mark(&mut self, service: &str, mark: u64) -> Option<Ended> {
+        self.marks.insert(service.to_owned(), mark);
+        self.remove(service)
     }
 
     fn remove(&mut self, service: &str) -> Option<Ended> {

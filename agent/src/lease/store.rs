@@ -146,7 +146,7 @@ impl Store {
         self.write("record a token", |transaction| raise_mark(transaction, service, token))
     }
 
-    /// Sets the mark of `service` to `token` whatever it was, and keeps a record of it. For an operator who restored
+    /// Sets the mark of `service` to `token` whatever it was, deletes its lease, and keeps a record of the reset. For an operator who restored
     /// a lease store from a backup and knows that no holder of a higher token is alive.
     pub fn reset_mark(&mut self, service: &str, token: u64, who: &str, wall_ms: u64) -> Result<MarkReset, StateError> {
         let reset = MarkReset {
@@ -162,6 +162,8 @@ impl Store {
             let number = resets.last()?.map_or(0, |(number, _)| number.value()) + 1;
             resets.insert(number, json.as_slice())?;
             transaction.open_table(MARKS)?.insert(service, token)?;
+            // Its token would raise the mark again at the next start.
+            transaction.open_table(LEASES)?.remove(service)?;
             Ok(())
         })?;
         Ok(reset)

@@ -120,6 +120,7 @@ impl View for Board {
     }
 
     fn coverage(&self) -> types::Coverage {
+        let events = lock(&self.datapath).events();
         let shown = lock(&self.shown);
         let coverage = shown.coverage.as_ref();
         let host = |detail: &String| types::CoverageWarning {
@@ -129,12 +130,34 @@ impl View for Board {
         };
         let mut warnings = shown.warnings.clone();
         warnings.extend(coverage.iter().flat_map(|coverage| coverage.degraded.iter().map(host)));
+        let kernel_events = match events {
+            Ok(events) => kernel_events(&events),
+            Err(error) => {
+                warnings.push(host(&format!("the kernel's events cannot be read: {error}")));
+                types::KernelEvents::default()
+            }
+        };
         types::Coverage {
             interfaces: coverage.iter().flat_map(|coverage| coverage.interfaces.iter().map(interface)).collect(),
             warnings,
             gaps_mended: coverage.map_or(0, |coverage| coverage.mended),
+            kernel_events,
         }
     }
+}
+
+fn kernel_events(counted: &[(layout::Event, u64)]) -> types::KernelEvents {
+    let mut events = types::KernelEvents::default();
+    for (event, count) in counted {
+        let field = match event {
+            layout::Event::StampFailed => &mut events.stamp_failed,
+            layout::Event::UnreadableDropped => &mut events.unreadable_dropped,
+            layout::Event::NoGate => &mut events.no_gate,
+            layout::Event::ExemptPassed => &mut events.exempt_passed,
+        };
+        *field += count;
+    }
+    events
 }
 
 fn interface(interface: &coverage::InterfaceCoverage) -> types::InterfaceCoverage {

@@ -145,6 +145,13 @@ impl Host {
         if let Err(refusal) = self.ask(index, Input::ResetMark { mark }) {
             tracing::error!(service = name, %refusal, "the mark on disk was reset, the running one was not");
         }
+        if let Some(ended) = self.leases.reset_mark(name, mark) {
+            self.tell(
+                EventKind::Lease,
+                Some(name),
+                format!("the lease of {} ended with the mark's reset", ended.holder),
+            );
+        }
         self.tell(EventKind::Command, Some(name), format!("mark set to {mark} by {by}: {reason}"));
     }
 

@@ -18,7 +18,7 @@ use portcullis::{
         server::Server,
         types::{
             Confirmation, Counters, Coverage, CoverageWarning, Event, EventKind, Health, InterfaceCoverage,
-            LeaseGranted, LeaseReleased, ManualHold, Reloaded, ServiceStatus, State,
+            KernelEvents, LeaseGranted, LeaseReleased, ManualHold, Reloaded, ServiceStatus, State,
         },
     },
     clock::{boot_id, boot_now, wall_ms},
@@ -45,7 +45,7 @@ pub struct Score {
     events: u64,
 }
 
-/// A service `web` whose lease can be held, and one called `away` whose lease is kept elsewhere.
+/// A service `web` whose lease can be held, and one called `away` whose lease somebody else holds.
 pub const SERVICES: [&str; 2] = ["away", "web"];
 
 pub struct Fake {
@@ -169,7 +169,8 @@ impl View for Window {
             kind: "uncovered_listener".into(),
             detail: "tcp/8080 is in no selector: add it to `ports`".into(),
         };
-        Coverage { interfaces: vec![interface], warnings: vec![warning], gaps_mended: 3 }
+        let kernel_events = KernelEvents { exempt_passed: 5, ..KernelEvents::default() };
+        Coverage { interfaces: vec![interface], warnings: vec![warning], gaps_mended: 3, kernel_events }
     }
 }
 
@@ -283,7 +284,8 @@ fn named(service: &str, named: Option<u64>, current: Option<u64>) -> Result<(), 
 
 fn acquire(score: &mut Score, service: &str, holder: &str, ttl: Duration) -> Result<Proof, Refusal> {
     if service == "away" {
-        return Err(Refusal::NotLocal { service: service.to_owned() });
+        let (service, holder) = (service.to_owned(), "somebody else".to_owned());
+        return Err(Refusal::Held { service, holder, expires_in: Duration::from_secs(5) });
     }
     let service = service.to_owned();
     match score.leases.acquire(&service, holder, ttl, boot_now(), wall_ms()) {

@@ -64,6 +64,20 @@ fn the_token_follows_the_wall_clock_but_never_goes_back() {
 }
 
 #[test]
+fn a_reset_lowers_the_next_token_and_ends_the_lease() {
+    let mut leases = LocalLeases::default();
+    let held = reserve(&mut leases, "a", at(0), 1000);
+    leases.granted(&held, at(0)).expect("in time");
+    assert_eq!(leases.reset_mark("web", 10).map(|ended| ended.token), Some(1000));
+    assert_eq!(leases.renew("web", 1000, at(1)), Err(Lost));
+    let awaited = reserve(&mut leases, "b", at(1), 0);
+    assert_eq!(awaited.token, 11);
+    leases.reset_mark("web", 5);
+    assert_eq!(leases.granted(&awaited, at(1)), Err(Lost), "its token is on its way to the disk, and void");
+    assert_eq!(leases.mark("web"), 5);
+}
+
+#[test]
 fn the_last_token_is_refused_instead_of_wrapping() {
     let mut leases = LocalLeases::restore([], [("web".to_owned(), u64::MAX)], "boot", at(0));
     assert_eq!(leases.acquire("web", "a", TTL, at(0), 1), Err(TokensExhausted));

@@ -10,6 +10,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::{files::TMPFS_MAGIC, *};
+use crate::{core::time::BootInstant, lease::local::LocalLeases};
 
 const STATE_VARIABLE: &str = "PORTCULLIS_TEST_STATE";
 
@@ -57,6 +58,22 @@ fn a_mark_goes_down_only_by_a_recorded_reset() {
     assert_eq!(store.mark("web").expect("readable"), 10);
     store.reset_mark("web", 1, "uid 0", 6).expect("written");
     assert_eq!(store.resets().expect("readable").len(), 2);
+}
+
+#[test]
+fn a_reset_mark_stays_reset_over_a_restart() {
+    let directory = directory();
+    let mut store = Store::open(directory.path()).expect("new");
+    let record = Record { holder: "a".into(), token: 100, ttl_ms: 5000, boot_id: "boot".into(), granted_wall_ms: 1 };
+    store.grant("web", &record).expect("written");
+    store.grant("db", &record).expect("written");
+    store.reset_mark("web", 10, "uid 0", 5).expect("written");
+    drop(store);
+    let mut store = Store::open(directory.path()).expect("whole");
+    let (leases, marks) = (store.leases().expect("readable"), store.marks().expect("readable"));
+    assert_eq!(leases, [("db".to_owned(), record)]);
+    let restored = LocalLeases::restore(leases, marks, "boot", BootInstant::from_nanos(1));
+    assert_eq!((restored.mark("web"), restored.mark("db")), (10, 100));
 }
 
 #[test]
