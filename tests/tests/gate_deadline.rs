@@ -318,7 +318,8 @@ fn light_rounds(world: usize, rounds: usize) -> Worst {
         let fault = Fault::ALL[usize::try_from(next(6)).expect("below 6")];
         let moment = Duration::from_millis(next(400));
         println!("light-{world}, round {round}: {fault:?} after {moment:?}, seed {seed}");
-        let mut holder = story.hold("500ms");
+        // Ten agents share two processors: with a shorter TTL a late renewal would end a round before it began.
+        let mut holder = story.hold("1500ms");
         let flows = story.udp(100);
         let streams = story.streams(100);
         run_for(moment);
