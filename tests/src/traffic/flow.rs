@@ -178,6 +178,8 @@ impl RunningFlow {
     /// Ends the flow, waits for what is under way, and tells what became of each packet.
     #[track_caller]
     pub fn stop(mut self) -> Report {
+        // One that has only just been started has shown nothing yet.
+        clock::wait_until(Duration::from_secs(1), || self.sent() > 0);
         let (sent, arrived) = self.end().expect("stopped once");
         let sent = sent.unwrap_or_else(|e| panic!("the sender of a flow: {e}"));
         let arrived = arrived.unwrap_or_else(|e| panic!("the receiver of a flow: {e}"));
