@@ -41,6 +41,8 @@ impl Machine {
         match &self.state {
             State::Fenced { .. } => {
                 out.push(Action::PersistMark { epoch: self.epoch, token: mark });
+                // The gate bears a token too: without this a later agent would take that for the mark.
+                out.push(Action::Bar { below: mark });
                 out.push(Action::Record(Event::MarkReset { from: self.mark, to: mark }));
                 (self.mark, self.durable) = (mark, None);
                 (self.newest, self.held_but_cut) = (None, None);

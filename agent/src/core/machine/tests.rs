@@ -308,7 +308,11 @@ fn losses_and_commands() {
         |_| Input::ResetMark { mark: 1 },
         with(
             STAYS,
-            &[(FENCED, Fenced, &["mark"]), (UNCONFIRMED, Fenced, &["mark", "verify"]), (HELD, Fenced, &["mark"])],
+            &[
+                (FENCED, Fenced, &["mark", "bar"]),
+                (UNCONFIRMED, Fenced, &["mark", "bar", "verify"]),
+                (HELD, Fenced, &["mark", "bar"]),
+            ],
         ),
     );
 }
